@@ -122,7 +122,12 @@ class OwnOptimizer:
         if len(own) != len(set(own)) or not set(trained) <= set(own):
             every = [{"params": list(dict.fromkeys([*own, *grouped, *trained]))}]
             self.scaled = SimpleNamespace(step=optimizer.step, param_groups=every)
-        if any(p not in names for p in grouped):
+        self._members = self._parameters()
+        # Of optimizers inside they may be attributes, such as fp32 copies of the weights.
+        held = {*map(id, tree_leaves([value for name, value in vars(optimizer).items() if name != "param_groups"]))}
+        known = {id(p) for p in names} | (set() if self.is_torch else held)
+        of_root = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not of_root <= known or any(p not in known | held for group in self._members for p in group):
             raise FormError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
                 "the model, and no checkpoint would have it: make it an nn.Parameter of the model"
@@ -134,6 +139,10 @@ class OwnOptimizer:
         """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""
         groups = [group for part in (self.optimizer, *self.parts) for group in part.param_groups]
         return list({id(group): group for group in groups if not rated or group.get("lr") is not None}.values())
+
+    def _parameters(self) -> list[list[int]]:
+        """Return the ids of the parameters in each group."""
+        return [[id(p) for p in group["params"]] for group in self.groups(rated=False)]
 
     @contextmanager
     def scheduled(self) -> Iterator[None]:
@@ -170,6 +179,11 @@ class OwnOptimizer:
         tensors = {name: tensor for name, tensor in now.tensors.items() if name.startswith("own.")}
         if not self._has_dict and (late := [place for place in now.objects if place not in self._start.objects]):
             self._refuse(f"step() makes the object {late[0]}: make it in __init__")
+        if self._parameters() != self._members:
+            self._refuse("its groups have changed: make all groups in optimizer(model, params), with lr 0 until then")
+        if now.unnamed != self._start.unnamed:
+            where = next(iter(now.unnamed.items() - self._start.unnamed.items()), "?")[0]
+            self._refuse(f"step() makes objects the keys of {where}: use parameters or names as keys")
         if self._unable and (held := [name[4:] for name in tensors] or [name for name in tree[1] if name == "state"]):
             self._refuse(f"{self._unable} saves only tensors and numbers in state[p]: leave it out, or move {held[0]}")
         # Whole tensors beside shards are saved once for all ranks, so they must be equal.
@@ -200,10 +214,12 @@ class Encoder:
 
     def __init__(self, own: OwnOptimizer, names: Names) -> None:
         self._names, self._nodes, root = names, dict[int, Tree](), own.optimizer
+        self._by_id = {id(parameter): parameter for parameter in names}
         self.tensors: Tensors = {}
         self.about: dict[str, list[Any]] = {}
         self.objects: dict[str, Any] = {}  # that a load fills, by place
         self.plain: dict[str, Tree] = {}  # attributes without tensors
+        self.unnamed: dict[str, int] = {}  # the number of keys that only their position tells, by place
         attributes = dict(vars(root))
         self.seen = {id(root): root}
         if own.is_torch:  # saving.py saves the groups, and tensors and numbers in `state` by the parameter's name
@@ -212,7 +228,7 @@ class Encoder:
             if all(is_by_name):
                 del attributes["state"]
         self.tree: Tree = ["object", {}]
-        for name, value in attributes.items():
+        for name, value in _state_last(attributes):
             known = len(self.tensors)
             if (node := self._item(value, "", name)) != _KEEP:
                 self.tree[1][name] = node
@@ -223,7 +239,7 @@ class Encoder:
         """Name the tensors in `state` of a parameter; return whether nothing but tensors and numbers is there."""
         if not isinstance(key, torch.Tensor) or key not in self._names or not isinstance(values, dict):
             return False
-        tensors = {kind: value for kind, value in values.items() if isinstance(value, torch.Tensor)}
+        tensors = {kind: value for kind, value in values.items() if isinstance(value, torch.Tensor) and is_name(kind)}
         for kind, value in tensors.items():
             self._named(f"optimizer.{self._names[key]}.{kind}", value, key)
         return all(kind in tensors or type(value) in PLAIN for kind, value in values.items())
@@ -231,7 +247,7 @@ class Encoder:
     def node(self, value: Any, place: str, near: Any = None) -> Tree:
         """Return the node of a value at a place; `near` is the parameter whose key led there."""
         if type(value) in PLAIN:
-            return value
+            return ["id", self._names[self._by_id[value]]] if value in self._by_id else value
         if isinstance(value, torch.Tensor):
             known = ["parameter", self._names[value]] if value in self._names else self._nodes.get(id(value))
             return known or self._named(f"own.{place}", value, near)
@@ -244,21 +260,34 @@ class Encoder:
             return _KEEP
         self.seen[id(value)] = value
         if isinstance(value, Mapping):
-            return ["dict", [[self.node(k, place), self._item(v, place, k, near)] for k, v in value.items()]]
+            pairs = []
+            for i, (key, item) in enumerate(value.items()):
+                part = key if type(key) in PLAIN or id(key) in self._by_id else i
+                pairs.append([self._key(key, f"{place}.{i}"), self._item(item, place, part, near)])
+            if unnamed := sum(key == _KEEP for key, _ in pairs):
+                self.unnamed[place] = unnamed
+            return ["dict", pairs]
         for kind, of in _LISTS.items():
             if isinstance(value, of):
-                return [kind, [self._item(item, place, i, near) for i, item in enumerate(value)]]
+                items = [self._item(item, place, i, near) for i, item in enumerate(value)]
+                return [kind, items, value.maxlen] if kind == "deque" else [kind, items]
         if not self._has_state(value):
             return _KEEP
         self.objects[place] = value
         slots = [n for kind in type(value).__mro__ for n in getattr(kind, "__slots__", ()) if hasattr(value, n)]
         held = {name: getattr(value, name) for name in slots} | getattr(value, "__dict__", {})
-        nodes = {name: self._item(item, place, name) for name, item in held.items()}
+        nodes = {name: self._item(item, place, name) for name, item in _state_last(held)}
         return ["object", {name: node for name, node in nodes.items() if node != _KEEP}]
 
+    def _key(self, key: Any, place: str) -> Tree:
+        """Return the node of a key of a dict; of an object there is only the position."""
+        is_known = isinstance(key, torch.Tensor) and (key in self._names or id(key) in self._nodes)
+        return self.node(key, place) if is_known or type(key) in PLAIN or isinstance(key, tuple) else _KEEP
+
     def _item(self, value: Any, place: str, key: Any, near: Any = None) -> Tree:
-        if isinstance(key, torch.Tensor) and key in self._names:
-            near, key = key, self._names[key]
+        """Return the node of an item: its key is an attribute, an index, or what a dict has."""
+        if (parameter := self._by_id.get(key if type(key) is int else id(key))) is not None:
+            near, key = parameter, self._names[parameter]
         return self.node(value, f"{place}.{key}".lstrip("."), near)
 
     def _has_state(self, value: Any) -> bool:
@@ -273,13 +302,30 @@ class Encoder:
             name += "~"
         kind = (tensor.shape, isinstance(tensor, DTensor))
         alike = (p for p in ([near] if near is not None else self._names) if (p.shape, isinstance(p, DTensor)) == kind)
-        like = next((self._names[p] for p in alike if p.dim()), None)
+        like = next((p for p in alike if p.dim()), None)
+        usual = _strides(torch.empty(tensor.shape, device="meta") if like is None else like)
         shards = [getattr(way, "dim", None) for way in tensor.placements] if isinstance(tensor, DTensor) else None
-        if name.startswith("own.") or (like is None and shards is not None):  # else it is like the parameter
-            self.about[name] = [like, shards, tensor.device.type]
+        strides = [] if shards is not None or _strides(tensor) == usual else [_strides(tensor)]
+        if name.startswith("own.") or (like is None and shards is not None) or strides:  # else it is like the parameter
+            self.about[name] = [None if like is None else self._names[like], shards, tensor.device.type, *strides]
         self.tensors[name] = tensor
         self._nodes[id(tensor)] = node = ["tensor", name]
         return node
+
+
+def is_name(key: Any) -> bool:
+    """Return whether `state[p]` may be saved by this key, behind the parameter's name."""
+    return isinstance(key, str) and "." not in key
+
+
+def _state_last(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return the attributes, so that the tensors that are keys of `state` have names by then."""
+    return sorted(attributes.items(), key=lambda item: item[0] == "state")
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a dense copy; () for shards. Products of matrices have other bits with other strides."""
+    return () if isinstance(tensor, DTensor) else torch.empty_like(tensor, device="meta").stride()
 
 
 def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any]) -> Any:
@@ -290,20 +336,24 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
 
     if not isinstance(node, list):
         return node
-    kind, content = node
-    if kind == "parameter":
-        return parameters[content]
+    kind, content, *more = node
+    if kind in ("parameter", "id"):
+        return parameters[content] if kind == "parameter" else id(parameters[content])
     if kind == "tensor":
         value = tensors[content]
         if not isinstance(live, torch.Tensor) or (live.shape, live.dtype) != (value.shape, value.dtype):
             return value
+        if live.stride() == _strides(live) != value.stride():
+            return value
         live.detach().copy_(value)  # others may share it
+        tensors[content] = live  # it may be a key of `state`
         return live
     if kind == "array":
         return of(None, content).numpy()
     if kind == "dict":
         old = live if isinstance(live, dict) else {}
-        pairs = [(of(None, key), value) for key, value in content]
+        was = list(old)
+        pairs = [(was[i] if key == _KEEP else of(None, key), value) for i, (key, value) in enumerate(content)]
         new = {key: of(old.get(key), value) for key, value in pairs if value != _KEEP or key in old}
         old.clear()
         old.update(new)
@@ -312,7 +362,7 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
         here = list(live)[: len(content)] if isinstance(live, _LISTS[kind]) else []
         items = [of(was, item) for was, item in itertools.zip_longest(here, content)]
         if not isinstance(live, list | deque):
-            return type(live)(*items) if hasattr(live, "_fields") else _LISTS[kind](items)
+            return type(live)(*items) if hasattr(live, "_fields") else _LISTS[kind](items, *more)
         live.clear()
         live.extend(items)
     elif kind == "object" and live is None:
@@ -356,8 +406,11 @@ def _sum(tensor: torch.Tensor) -> str:
 
 def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapping[str, Any]) -> torch.Tensor:
     """Return room for a tensor of the state: like the parameter of the same shape, if any."""
-    like, shards, place = about
+    like, shards, place, *strides = about
     shape, dtype, parameter = reader.shapes[name], reader.dtypes[name], parameters.get(like)
+    some = next(iter(parameters.values()))
+    if strides and not isinstance(parameter, DTensor):
+        return torch.empty_strided(shape, strides[0], dtype=dtype, device="cpu" if place == "cpu" else some.device)
     if shape and parameter is not None and tuple(parameter.shape) == shape:
         return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
     mesh = next((p.device_mesh for p in parameters.values() if isinstance(p, DTensor)), None)
@@ -365,5 +418,4 @@ def room(reader: CheckpointReader, name: str, about: list[Any], parameters: Mapp
         ways = [Replicate() if dim is None else Shard(dim) for dim in shards]
         ways = ways if len(ways) == mesh.ndim else [Replicate()] * mesh.ndim
         return dtensor.empty(shape, dtype=dtype, device_mesh=mesh, placements=ways)
-    some = next(iter(parameters.values()))
     return torch.empty(shape, dtype=dtype, device="cpu" if place == "cpu" else some.device)

@@ -349,8 +349,8 @@ def all_shapes(job: TrainingJob, live: dict[str, torch.Tensor]) -> dict[str, tup
 def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) -> Iterator[str]:
     """Yield the state of ranks that is not continued exactly; `has_own`: each rank has loaded its own state."""
     is_local = facts_of(job.spec.training).averages_weights
-    if job.own is not None and job.own.parts and reader.plain.get("own") is None:
-        yield "the checkpoint lacks the state of the optimizers inside yours, which begins anew"
+    if job.own is not None and (job.own.parts or not job.own.is_torch) and reader.plain.get("own") is None:
+        yield "the checkpoint lacks the state of your optimizer, or of those inside, which begins anew"
     kinds = {parts[3] for name in reader.shapes if (parts := name.split("."))[::2][:2] == ["rank", "local"]}
     if kinds and not (is_local and has_own):
         what = "weights" if "weight" in kinds else "optimizer states"

@@ -25,7 +25,7 @@ from ..format import quantity
 from ..rank import exchange, heartbeat
 from . import drift, report
 from .job import TrainingJob, TrainState
-from .own_optimizer import PLAIN
+from .own_optimizer import PLAIN, is_name
 
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
 CARRIED = (
@@ -198,7 +198,7 @@ def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
     found = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
     for parameter, name in optimizer_names(job).items():
         for key, value in job.optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and is_name(key):
                 found[f"optimizer.{name}.{key}"] = value
     if job.ema is not None:
         found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}

@@ -22,6 +22,7 @@ from cloudtrain.entrypoints.trainer.own_optimizer import OwnOptimizer
 FORMS = '''
 import collections, random
 import numpy, torch
+from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 class Composite(Optimizer):
@@ -138,6 +139,49 @@ class Late(SGD):
         self.inner = getattr(self, "inner", None) or Adam(self.param_groups[0]["params"])
         self.inner.step()
 
+class Keyed(Optimizer):
+    """State by keys that are no names, by id and by position; matrices whose layout is not row-major; a late deque."""
+    def __init__(self, model):
+        super().__init__(model.parameters(), {"lr": 0.05})
+        self.by_id, self.of = {}, {module: {"sum": 0.0} for module in model}
+    @torch.no_grad()
+    def step(self):
+        self.late = getattr(self, "late", None) or collections.deque(maxlen=2)
+        self.late.append(len(self.late) + 1)
+        for p in self.param_groups[0]["params"]:
+            state, square = self.state[p], torch.zeros(len(p), len(p))
+            number = state.setdefault(0, torch.zeros_like(p)).mul_(0.9).add_(p.grad)
+            number.add_(state.setdefault("of.old", torch.zeros_like(p)).add_(p.grad), alpha=0.1)
+            number.add_(self.by_id.setdefault((id(p), 1), torch.zeros_like(p)).add_(p.grad), alpha=sum(self.late) / 9)
+            state["q"] = torch.linalg.qr(state.get("q", torch.eye(len(p))) + square.fill_diagonal_(float(p.sum())))[0]
+            p.sub_(0.05 * (state["q"] @ number))
+        for module, sums in self.of.items():
+            for p in module.parameters():
+                sums["sum"] += float(p.sum())
+                p.mul_(1 - 0.001 * sums["sum"])
+
+class Master(Optimizer):
+    """Copies of the weights, which an optimizer inside moves."""
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.01})
+        self.inner_first = Adam([nn.Parameter(p.detach().double()) for p in self.param_groups[0]["params"]], lr=0.01)
+        self.copies = self.inner_first.param_groups[0]["params"]
+    def step(self):
+        for copy, p in zip(self.copies, self.param_groups[0]["params"]):
+            copy.grad = p.grad.double()
+        self.inner_first.step()
+        with torch.no_grad():
+            for copy, p in zip(self.copies, self.param_groups[0]["params"]):
+                p.copy_(copy)
+
+class Grows(SGD):
+    def step(self):
+        self.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+class KeyedLate(SGD):
+    def step(self):
+        self.__dict__.setdefault("sums", {})[nn.Linear(1, 1)] = 1.0
+
 class Falling(SGD):
     later = True
     def step(self):
@@ -162,6 +206,8 @@ OWN = {
     "plain": lambda model: Plain(AdamW(model.parameters(), lr=0.01)),
     "shared": lambda model: Sam(model.parameters()),
     "elsewhere": lambda model: Elsewhere(model.parameters()),
+    "keyed": Keyed,
+    "master": lambda model: Master(model.parameters()),
     "falling": lambda model: Falling(model.parameters(), 0.05),
     "hooked": hooked,
     "tensor": lambda model: Adam(model.parameters(), lr=torch.tensor(0.01)),
@@ -267,6 +313,12 @@ def test_loss_scaler_gets_each_parameter_once(form: Any, left: int, alone: None)
             None,
             r"Overruled.step\(\), .* changes lr, and .* leave one",
         ),
+        (
+            lambda m: scope["Grows"](m.parameters(), 0.1),
+            None,
+            "groups have changed: make all groups in optimizer",
+        ),
+        (lambda m: scope["KeyedLate"](m.parameters(), 0.1), None, "objects the keys of sums: use parameters or names"),
         (lambda m: scope["Closure"](m.parameters(), 0.1), None, r"Closure.step\(\) failed without a closure \('None"),
     ],
 )
