@@ -150,7 +150,9 @@ class TrainingJob:
             parameter.grad = None
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has its averaged weights, if the job keeps an average."""
+        """Return a context in which the model has its averaged weights, if the job, or its optimizer, has any."""
+        if self.own is not None and self.own.has_modes and self.ema is None:
+            return self.own.averaged(self.strategy.module)
         return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
 
 

@@ -31,9 +31,11 @@ from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
+from ..rank.exchange import local_part
 from .generators import is_generator, own_generators
 from .optim import put_lr
 from .search import walk
+from .strategies.fsdp import reshard
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
 Tensors = dict[str, torch.Tensor]
@@ -123,6 +125,9 @@ class OwnOptimizer:
             every = [{"params": list(dict.fromkeys([*own, *grouped, *trained]))}]
             self.scaled = SimpleNamespace(step=optimizer.step, param_groups=every)
         self._members = self._parameters()
+        self.has_modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))  # schedule-free
+        if self.has_modes:
+            optimizer.train()
         # Of optimizers inside they may be attributes, such as fp32 copies of the weights.
         held = {*map(id, tree_leaves([value for name, value in vars(optimizer).items() if name != "param_groups"]))}
         known = {id(p) for p in names} | (set() if self.is_torch else held)
@@ -153,6 +158,20 @@ class OwnOptimizer:
             raise TaskError(f"{where} changes lr, and the training's schedule sets it: leave one of them out")
         yield
         self._set = [_mark(group["lr"]) for group in self.rated]
+
+    @contextmanager
+    def averaged(self, module: nn.Module) -> Iterator[None]:
+        """Let a schedule-free optimizer give the module the weights to evaluate, then restore the weights exactly."""
+        parameters = [local_part(p).detach() for group in self.groups(rated=False) for p in group["params"]]
+        reshard(module)
+        trained = [parameter.clone() for parameter in parameters]
+        self.optimizer.eval()
+        try:
+            yield
+        finally:
+            reshard(module)
+            self.optimizer.train()
+            torch._foreach_copy_(parameters, trained)
 
     def load_lrs(self, trees: dict[str, Any] | None) -> None:
         """Keep this start's rate in groups whose rate was the same at the other start and at the save."""

@@ -332,6 +332,23 @@ def test_what_a_save_would_lose_is_refused(form: Any, unable: str | None, why: s
         begin()
 
 
+def test_schedule_free_optimizer_evaluates_its_average(alone: None) -> None:
+    """The training weights come back to the bit: eval() and train() round."""
+
+    class Free(torch.optim.SGD):
+        def eval(self) -> None:
+            torch._foreach_mul_([p.detach() for p in self.param_groups[0]["params"]], 1 / 3)
+
+        def train(self) -> None:
+            torch._foreach_mul_([p.detach() for p in self.param_groups[0]["params"]], 3.0)
+
+    job = made(lambda model: Free(model.parameters(), 0.1))
+    before = [p.detach().clone() for p in job.strategy.module.parameters()]
+    with job.own.averaged(job.strategy.module):
+        assert all(torch.equal(p, b * (1 / 3)) for p, b in zip(job.strategy.module.parameters(), before, strict=True))
+    assert all(torch.equal(p, b) for p, b in zip(job.strategy.module.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
