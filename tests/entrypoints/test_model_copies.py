@@ -172,17 +172,18 @@ OWN = """
 
 def optimizer(model, params):
     class Noisy(torch.optim.SGD):
+        steps = 0
         def step(self, closure=None):
             for group in self.param_groups:
-                if taken["steps"] >= params.get("apart_from", 99):
+                if self.steps >= params.get("apart_from", 99):
                     group["lr"] = 0.1 * taken["loss"]
                 for p in group["params"]:
                     p.data.sub_(0.1 * p.grad).add_(torch.randn_like(p), alpha=1e-3 * params.get("noise", 1))
-            taken["steps"] += 1
+            self.steps += 1
             return super().step(closure)
     return Noisy(model.parameters(), lr=0.1)
 
-taken, plain_loss = {"steps": 0}, loss
+taken, plain_loss = {}, loss
 
 def loss(model, batch):
     value = plain_loss(model, batch)

@@ -370,7 +370,8 @@ def test_gradients_that_step_cannot_take_are_explained(kind: str, why: str, alon
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("form", "more"), [("dict", {}), ("plain", {"strategy": "fsdp", "schedule": {}}), ("shared", {"shard": "optimizer"})]
+    ("form", "more"),
+    [("dict", {}), ("plain", {"strategy": "fsdp", "schedule": {}}), ("shared", {"shard": "optimizer"})],
 )
 def test_killed_run_with_an_own_optimizer_is_equal(form: str, more: dict[str, Any], tmp_path: Path) -> None:
     """Two ranks, a kill in step 13, a resume from step 10: all losses and tensors are those of the whole run."""
