@@ -19,7 +19,7 @@ from ..rank import variables
 def main(argv: list[str]) -> int:
     """Run torchrun with the arguments; return 0, or 1 if a worker failed or a signal stopped torchrun."""
     processes.die_with_parent()
-    # At the end: torch may be there, and a random.py must not hide the standard library's.
+    # At the end: torch may be there, and a module `random` must not hide the standard one.
     sys.path += filter(None, os.environ.get(variables.PYTHONPATH, "").split(os.pathsep))
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException

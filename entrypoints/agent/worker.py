@@ -59,7 +59,7 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; a script's exception has been recorded and printed."""
     processes.die_with_parent()
-    # Not earlier: `-m` puts the current folder before the standard library, and the code may contain a random.py.
+    # Not earlier: `-m` puts the current folder before the standard library, and the code may have a module `random`.
     if place := os.environ.get("CLOUDTRAIN_CODE_DIR"):
         os.chdir(place)
         sys.path[0] = place

@@ -17,7 +17,7 @@ _NAMES = "ATTEMPT CHECKPOINT_DIR CODE_DIR DEADLINE JOB NODE_RANK NUM_NODES OUTPU
 NAMES = tuple(f"{PREFIX}{name}" for name in _NAMES.split())
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
 _OF_RANK = re.compile(r"\$(\$?)(RANK|LOCAL_RANK|WORLD_SIZE)\b", re.ASCII)
-# The job's own PYTHONPATH, for user code alone: a random.py there would break the imports of torchrun and the worker.
+# The job's own PYTHONPATH, for user code alone: a module `random` there would break torchrun and the worker.
 PYTHONPATH = f"{PREFIX}PYTHONPATH"
 
 

@@ -17,15 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ..contract import RunSpec
+from ..contract import ALONE, RunSpec
 
 WAIT_S = 60.0
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")
-GENERAL = (
-    "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "
-    "a script that starts torchrun or another launcher: run its inner script instead, since one rank for "
-    "each GPU is started already; `distributed.allow_alone: true` accepts ranks without a group"
-)
 
 _given: dict[str, str] = {}  # torchrun's variables, which a script may change
 _calls: list[dict[str, Any]] = []  # the arguments of init_process_group, from the call until all ranks have come
@@ -103,7 +98,7 @@ def missing_group(ranks: int) -> str | None:
             f"Lightning is set to fewer ranks: leave num_nodes and devices of the Trainer out, or set them ({ranks} "
             f"ranks on {os.environ.get('CLOUDTRAIN_NUM_NODES', '1')} nodes)"
         )
-    return GENERAL
+    return ALONE
 
 
 def report_missing_group(ranks: int) -> None:
@@ -116,7 +111,7 @@ def failure(folder: Path, nproc: int, ranks: int) -> dict[str, Any] | None:
     """Return the failure if a rank of the node has joined no group of all ranks."""
     if len(list(folder.glob("met-*"))) >= nproc:
         return None
-    why = next((path.read_text() for path in sorted(folder.glob("missing_group-*"))), GENERAL)
+    why = next((path.read_text() for path in sorted(folder.glob("missing_group-*"))), ALONE)
     message = f"the {ranks} ranks have joined no process group of torch.distributed: each has trained alone, on all of "
     message += f"the data; the files are kept; {why}"
     return {"rank": None, "kind": "config", "message": message}

@@ -26,6 +26,7 @@ from torch import nn
 from torch.distributed import tensor as dtensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_leaves
 
 from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
@@ -125,7 +126,6 @@ class OwnOptimizer:
             every = [{"params": list(dict.fromkeys([*own, *grouped, *trained]))}]
             self.scaled = SimpleNamespace(step=optimizer.step, param_groups=every)
         self._members = self._parameters()
-        self.has_modes = all(callable(getattr(optimizer, mode, None)) for mode in ("eval", "train"))  # schedule-free
         if self.has_modes:
             optimizer.train()
         # Of optimizers inside they may be attributes, such as fp32 copies of the weights.
@@ -139,6 +139,11 @@ class OwnOptimizer:
             )
         if unable and (self.parts or not self.is_torch):
             self._refuse(f"{unable} saves only state[p], of one torch optimizer: leave {unable} out, or return one")
+
+    @property
+    def has_modes(self) -> bool:
+        """Whether it is schedule-free, with weights of their own for an evaluation."""
+        return all(callable(getattr(self.optimizer, mode, None)) for mode in ("eval", "train"))
 
     def groups(self, *, rated: bool = True) -> list[dict[str, Any]]:
         """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""

@@ -59,7 +59,8 @@ def _state(job: TrainingJob) -> dict[str, tuple[bool, Any]]:
     saved = [*module.state_dict(keep_vars=True).values(), *(Encoder(job.own, {}).tensors.values() if job.own else ())]
     known, found = set(map(id, saved)), dict[str, tuple[bool, Any]]()
     functions = {name: getattr(task, name) for name in ("loss", "evaluate", "after_step", "schedule", "collate")}
-    for place, value in walk({"model": module, **functions}, skip=[task.progress, job.optimizer], enters=_is_of_task):
+    roots = {"model": module, **functions, **_of_optimizer(job, module)}
+    for place, value in walk(roots, skip=[task.progress, job.optimizer], enters=_is_of_task):
         if isinstance(value, (int, float, str)):
             found[place] = False, value
         elif isinstance(value, (list, deque)):
@@ -68,6 +69,18 @@ def _state(job: TrainingJob) -> dict[str, tuple[bool, Any]]:
             with contextlib.suppress(RuntimeError, NotImplementedError):  # without values, or of an unknown layout
                 found[place] = isinstance(value, nn.Parameter), _sign(value)
     return found
+
+
+def _of_optimizer(job: TrainingJob, module: nn.Module) -> dict[str, Any]:
+    """Return where a task's optimizer may keep state beside itself: code, hooks, attributes of parameters."""
+    if job.own is None:
+        return {}
+    parts = [job.optimizer, *job.own.parts]
+    hooks = [getattr(part, f"_optimizer_step_{when}_hooks", None) for part in parts for when in ("pre", "post")]
+    code = [type(part) for part in parts if not is_library(type(part).__module__)]
+    held = [vars(p) for p in module.parameters()]
+    of_parameters = [{name: value for name, value in each.items() if not name.startswith("_")} for each in held]
+    return {"optimizer": [*code, *hooks], "p": [each for each in of_parameters if each]}
 
 
 def _is_of_task(value: Any) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from cloudtrain.entrypoints.contract import has_checkpoint
+from cloudtrain.entrypoints.contract import ALONE, has_checkpoint
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.entrypoints.scripts import meeting
 
 from ..text.visible import shown
 from .stage import MOST_TOLERANCE, Rehearsal, RehearsalOptions
@@ -293,7 +292,7 @@ def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool)
         done = f"after step {max(steps)}" if steps else "before its first step"
         return _wrong(verdict, ended, "steps", f"it failed {done}")
     if verdict.needs_group and (unmet := sorted(set(range(ranks)) - ended.account.met)):
-        verdict.hint = ended.account.alone or meeting.GENERAL
+        verdict.hint = ended.account.alone or ALONE
         which = f"rank {unmet[0]} has" if len(unmet) == 1 else f"{len(unmet)} of {ranks} ranks have"
         done = f"after {_reported(steps)}" if steps else f"in {ended.seconds:.0f} s"
         return _wrong(verdict, ended, "met", f"{which} joined no process group of all ranks {done}")
