@@ -21,7 +21,7 @@ import signal
 import socket as socketlib
 import stat
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,7 @@ _OPTIONS = (
     "LogLevel=ERROR",
 )
 BROKEN = "the connection broke"
+REFUSED = "it refuses this login"
 
 # The messages of a busy sshd, or of its limit on connections that are not yet logged in.
 _PASSING = re.compile(
@@ -72,8 +73,12 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
     (
         "Permission denied|Too many authentication failures",
         CredentialError,
-        "it refuses this login",
-        "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`",
+        REFUSED,
+        (
+            "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`; if the login asks "
+            "a question (a second factor), log in once with ControlMaster, ControlPath and ControlPersist in ssh's "
+            "configuration, or run cloudtrain on the login node (a slurm block without `login`)"
+        ),
     ),
     (
         "Temporary failure in name resolution",
@@ -133,7 +138,11 @@ class Masters:
             return socket
         async with self._width, _locked(socket.with_suffix(".lock")):
             if not _is_served(socket):
-                await _started(host, socket, [*await self._way(host), *host.target], host.name)
+                try:
+                    await _started(host, socket, [*await self._way(host), *host.target], host.name)
+                except CredentialError as error:
+                    if not await _borrowed(socket, host.target, error):
+                        raise
         return socket
 
     def forget(self, host: Host) -> None:
@@ -154,7 +163,12 @@ class Masters:
         async with self._jumps.setdefault(key, asyncio.Lock()), _locked(socket.with_suffix(".lock")):
             if not _is_served(socket):
                 over = ["-J", before] if before else []
-                await _started(host, socket, [*config, *over, "--", target], last)
+                bastion = (*config, *over, "--", target)
+                try:
+                    await _started(host, socket, [*bastion], last)
+                except CredentialError as error:
+                    if not await _borrowed(socket, bastion, error):
+                        raise
         through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
         # A shell here reads the words after ssh has replaced %; zsh and csh would expand [..]:22 as a file pattern.
         words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
@@ -163,9 +177,34 @@ class Masters:
 
 async def _configured(host: Host) -> dict[str, str]:
     """Return ssh's configuration of the host."""
+    code, out, complaint = await _asked("-G", *host.target)
+    if code != 0:
+        raise fault_of(complaint, host.name, host.by_hand)
+    return _settings(out)
+
+
+async def _borrowed(socket: Path, target: Sequence[str], error: CredentialError) -> bool:
+    """Let the socket lead to the user's own open master of the target, where a login needs a question.
+
+    Only a link is made and removed: the user's master is never ended. Our own master comes first, since it ends when
+    the host is gone, which the user's may not notice for hours.
+    """
+    if REFUSED not in error.message:
+        return False
+    path = _settings((await _asked("-G", *target))[1]).get("controlpath", "none")
+    if path == "none" or (await _asked("-O", "check", *target))[0] != 0:
+        return False
+    begun = socket.with_suffix(f".{secrets.token_hex(3)}")
+    begun.symlink_to(path)
+    begun.replace(socket)
+    return True
+
+
+async def _asked(*words: str) -> tuple[int | None, str, str]:
+    """Return the exit code, the output and the errors of an ssh command that calls no host."""
     try:
         process = await asyncio.create_subprocess_exec(
-            *("ssh", "-G", *host.target),
+            *("ssh", *words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -173,9 +212,11 @@ async def _configured(host: Host) -> dict[str, str]:
     except FileNotFoundError as error:
         raise no_ssh() from error
     out, complaint = await process.communicate()
-    if process.returncode != 0:
-        raise fault_of(complaint.decode(errors="replace"), host.name, host.by_hand)
-    return dict(line.split(" ", 1) for line in out.decode(errors="replace").splitlines() if " " in line)
+    return process.returncode, out.decode(errors="replace"), complaint.decode(errors="replace")
+
+
+def _settings(out: str) -> dict[str, str]:
+    return dict(line.split(" ", 1) for line in out.splitlines() if " " in line)
 
 
 async def _started(host: Host, socket: Path, where: list[str], name: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -91,6 +92,30 @@ def test_refused_login_is_reported_with_a_command(pair: Cluster) -> None:
     error = error_of(to(pair, user="carol"))
     assert (error.exit_code, "Permission denied" in error.message) == (LOGIN, True)
     assert f"ssh -F {pair.ssh_config} -l carol h0" in str(error.hint)
+
+
+def test_open_master_of_the_user_serves_where_the_login_needs_a_question(pair: Cluster, tmp_path: Path) -> None:
+    """The user has logged in once with a second factor: our calls use that master, and never end it."""
+    config, sockets = tmp_path / "config", Path(tempfile.mkdtemp(dir="/tmp"))  # a socket's path has at most 103 bytes
+    config.write_text(f"ControlPath {sockets}/%h\nInclude {pair.ssh_config}\n")
+    by_hand, target = ["ssh", "-F", str(config)], to(pair, ssh_config=str(config))
+    subprocess.run(
+        [*by_hand, "-o", "ControlMaster=yes", "-fN", "h0"], check=True, timeout=30, stderr=subprocess.DEVNULL
+    )
+    try:
+        configure(pair.hosts[0], "PubkeyAuthentication no\n")
+        assert ask(target).error is None
+        fleet().masters.forget(target)  # as after a call that was not answered
+        new_command()
+        assert ask(target).error is None
+    finally:
+        told = subprocess.run([*by_hand, "-O", "exit", "h0"], capture_output=True, text=True, timeout=30).stderr
+    assert "Exit request sent" in told  # the master was still there
+    new_command()
+    until(lambda: not list(sockets.iterdir()))
+    sockets.rmdir()
+    error = error_of(target)
+    assert (error.exit_code, "log in once with ControlMaster" in str(error.hint)) == (LOGIN, True)
 
 
 def test_unknown_or_changed_host_key_is_not_trusted(pair: Cluster) -> None:
