@@ -204,23 +204,40 @@ def make_private(folder: Path) -> None:
             each.mkdir(mode=0o700, exist_ok=True)
 
 
+class NoLocks(OSError):
+    """The file's disk has no locks; `filename` and `strerror` tell the place, the cause and the host's cure."""
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies."""
+    """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies.
+
+    Raises OSError: NoLocks on a disk without locks.
+    """
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _flock(lock.fileno(), fcntl.LOCK_EX, path)
         yield lock.fileno()
+
+
+def _flock(held: int, how: int, path: Path) -> None:
+    try:
+        fcntl.flock(held, how)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
+            raise
+        words = f"no file locks there ({error.strerror}): Lustre has them with `-o flock`, NFS with its lock service"
+        raise NoLocks(error.errno, words, str(path)) from error
 
 
 def try_lock(path: Path, how: int = fcntl.LOCK_EX) -> int | None:
     """Return a descriptor that holds the file's lock; None if another process holds the lock, or removes the file.
 
-    `how`: LOCK_EX, or LOCK_SH for a lock that may be shared. Raises OSError if the file system has no locks.
+    `how`: LOCK_EX, or LOCK_SH for a lock that may be shared. Raises OSError: NoLocks on a disk without locks.
     """
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(held, how | fcntl.LOCK_NB)
+            _flock(held, how | fcntl.LOCK_NB, path)
             if os.path.samestat(os.fstat(held), path.stat()):
                 return held
     except OSError:

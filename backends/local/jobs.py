@@ -154,6 +154,6 @@ def start_agents(folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) ->
         raise ConfigError(f"the agents did not start: {last[0]}", where=folder)
     answered = json.loads(answer)
     if not answered["started"]:
-        is_full = "no space is left" in answered["why"]
-        hint = "free space there, or set CLOUDTRAIN_HOME to a folder on another disk" if is_full else ""
+        is_full, elsewhere = "no space is left" in answered["why"], "set CLOUDTRAIN_HOME to a folder on another disk"
+        hint = f"free space there, or {elsewhere}" if is_full else elsewhere if answered.get("no_locks") else ""
         raise ConfigError(f"the agents did not start: {answered['why']}", where=folder, hint=hint)

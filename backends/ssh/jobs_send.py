@@ -362,7 +362,8 @@ def _comes_first(fleet: Fleet, assignments: Sequence[Assignment], body: Mapping[
 
 def _why(seat: Assignment, reply: Mapping[str, Any]) -> str:
     if not reply.get("busy"):
-        raise ConfigError(f"the agent on {seat.host.name} did not start: {reply['why']}")
+        hint = "set ssh.workdir to a local disk of the hosts" if reply.get("no_locks") else ""
+        raise ConfigError(f"the agent on {seat.host.name} did not start: {reply['why']}", hint=hint)
     return f"{seat.host.name}: {reply['why']}"
 
 

@@ -32,7 +32,11 @@ MOST_WORDS = 400  # characters
 
 def main() -> int:
     """Start the agents that standard input describes; print their pids as JSON."""
-    print(json.dumps(start(json.load(sys.stdin))))
+    try:
+        answer = start(json.load(sys.stdin))
+    except processes.NoLocks as error:
+        answer = {"started": False, "why": f"{error.filename}: {error.strerror}", "no_locks": True}
+    print(json.dumps(answer))
     return 0
 
 

@@ -9,6 +9,7 @@ import shutil
 import socket
 import struct
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,9 @@ import json, os, re, sys
 told = {"version": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable}
 told.update(torch=None, cuda=None, nccl=None)
 try:
+    import sysconfig
+    mark = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
+    told["managed"] = sys.prefix == sys.base_prefix and os.path.exists(mark)
     import importlib.util
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin:
@@ -105,7 +109,10 @@ def infiniband() -> list[str]:
 
 
 def write(workdir: Path) -> dict[str, Any]:
-    """Return `error`: None if a file could be written in the folder; creates the folder if absent."""
+    """Return `error`: None if a file could be written and locked in the folder; creates the folder if absent.
+
+    `no_locks`: the disk has no file locks, which the start of each job needs.
+    """
     try:
         workdir.mkdir(mode=0o700, parents=True, exist_ok=True)
         # All hosts may share a home folder, and run this probe at the same time.
@@ -115,11 +122,28 @@ def write(workdir: Path) -> dict[str, Any]:
                 file.write(os.urandom(WRITTEN_BYTES))
                 file.flush()
                 os.fsync(file.fileno())
+            with processes.locked(probe):
+                pass
         finally:
             probe.unlink(missing_ok=True)
+    except processes.NoLocks as error:
+        return {"error": f"{workdir}: {error.strerror}", "no_locks": True}
     except OSError as error:
         return {"error": f"{error.filename or workdir}: {error.strerror}"}
     return {"error": None}
+
+
+def temporary(folder: str | None) -> dict[str, Any]:
+    """Return the room of the job's folder for temporary files (None: as on this host), and `noexec`."""
+    place = Path(folder or tempfile.gettempdir())
+    if not place.is_dir():
+        return {"path": str(place), "error": "is not there"}
+    return {**disk(place), "noexec": bool(os.statvfs(place).f_flag & os.ST_NOEXEC)}
+
+
+def load() -> dict[str, Any]:
+    """Return `mean`, the processes that ran or waited in the last minute, and `cores`, of the whole machine."""
+    return {"mean": float(Path("/proc/loadavg").read_text().split()[0]), "cores": os.cpu_count() or 1}
 
 
 def leftovers(workdir: Path) -> list[dict[str, Any]]:
@@ -142,6 +166,7 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
 def interpreter(python: str, umask: int, patience_s: float) -> dict[str, Any]:
     """Return the job's Python: `version`, `executable`, and torch's `torch`, `cuda`, `nccl`, None if absent or unknown.
 
+    `managed`: pip refuses to install there, since a package manager owns the folder (PEP 668).
     If the Python does not start, return only `error`. conda's torch includes NCCL, but the version stays unknown.
     """
     wanted = Path(python).expanduser() if python.startswith("~") else Path(python)

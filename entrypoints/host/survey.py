@@ -33,12 +33,14 @@ def facts(
     python: str | None = None,
     checkpoint: str | None = None,
     lock_folder: str | None = None,
+    tmp: str | None = None,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Any]:
     """Return the facts about this host; `errors` maps a failed probe to the reason, its fact is None.
 
     `python`: the job's interpreter (None: skip), `checkpoint` the folder of checkpoints, `lock_folder` the folder of
-    the GPU locks if not the usual folder; `patience_s`: a probe that takes longer has failed.
+    the GPU locks if not the usual folder; `tmp` the job's TMPDIR if the config sets it; `patience_s`: a
+    probe that takes longer has failed.
     """
     from . import probes  # `holders`, called on many hosts at once, needs no other probe
 
@@ -51,6 +53,8 @@ def facts(
         "waiting": lambda: _waiting(lock_folder),
         "disk": lambda: probes.disk(here.workdir),
         "shm": lambda: probes.disk(Path("/dev/shm")),
+        "tmp": lambda: probes.temporary(tmp),
+        "load": probes.load,
         "limits": probes.limits,
         "infiniband": probes.infiniband,
         "write": lambda: probes.write(here.workdir),

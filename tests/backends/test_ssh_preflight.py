@@ -114,7 +114,23 @@ DEFECTS: list[tuple[Fact, str, str, str, str]] = [
     (python(torch=None, cuda=None, nccl=None), "torch", "fail", "none in /usr/bin/python3: h15", "pip"),
     (python(torch="2.13.0", cuda=None), "torch", "fail", "built for the CPU", "ssh h15 "),
     (python(version="3.12.1"), "python", "warn", "3.11.2: h0-h14 | 3.12.1: h15", "ssh h15 "),
-    (python(version="3.8.10"), "python", "fail", "3.8.10: h15", "ssh.python="),
+    (python(version="3.8.10"), "python", "fail", "3.8.10: h15", "ssh.python, or `python` of the host"),
+    (
+        python(torch=None, managed=True),
+        "torch",
+        "fail",
+        "none in /usr/bin/python3: h15",
+        "ssh h15 '/usr/bin/python3 -m venv ~/venv && ~/venv/bin/pip install torch==2.13.0'; then ssh.python",
+    ),
+    (
+        python(cuda=None, managed=True),
+        "torch",
+        "fail",
+        "built for the CPU",
+        "-m venv ~/venv && ~/venv/bin/pip install torch",
+    ),
+    (python(nccl="2.21.5", managed=True), "NCCL", "fail", "2.21.5: h15", "~/venv/bin/pip install torch"),
+    (python(torch="2.12.1", managed=True), "torch", "fail", "2.12.1: h15", "~/venv/bin/pip install torch==2.13.0"),
     ({"python": {"error": "python3 is not there"}}, "python", "fail", "not there: h15", "ssh.python"),
     (python(nccl="2.21.5"), "NCCL", "fail", "2.27.5: h0-h14 | 2.21.5: h15", "ssh h15 "),
     ({"kernel": "5.15.0-1"}, "kernel", "warn", "5.15.0-1: h15", "ssh -t h15 "),
@@ -140,6 +156,22 @@ DEFECTS: list[tuple[Fact, str, str, str, str]] = [
     ({"ahead_s": 40.0}, "clock", "fail", "40.0 s ahead: h15", "set-ntp"),
     (SMALL_MTU, "MTU", "warn", "1500: h15", "eth1 mtu 9000"),
     ({"write": {"error": "/w: Permission denied"}}, "workdir", "fail", "Permission denied: h15", "install -d -o alice"),
+    (
+        {"write": {"error": "/w: no file locks there", "no_locks": True}},
+        "workdir",
+        "fail",
+        "/w: no file locks there: h15",
+        "ssh.workdir=/a/folder/on/a/local/disk",
+    ),
+    ({"tmp": {"path": "/t", "free_mb": 64, "noexec": False}}, "TMPDIR", "warn", "64 MB free in /t", "env.TMPDIR=/"),
+    (
+        {"tmp": {"path": "/t", "free_mb": 64_000, "noexec": True}},
+        "TMPDIR",
+        "warn",
+        "/t is mounted noexec",
+        "env.TMPDIR",
+    ),
+    ({"tmp": {"path": "/t", "error": "is not there"}}, "TMPDIR", "warn", "/t is not there: h15", "env.TMPDIR"),
     ({"leftovers": [{"pid": 7, "job": "x-1"}]}, "processes", "warn", "of job x-1", "ssh h15 'kill -9 7'"),
     ({"logind": {"kills": True}}, "logout", "fail", "when ssh logs out: h15", "KillExcludeUsers"),
     ({"gpus": None, "errors": {"gpus": "no answer"}}, "gpus", "fail", "no answer: h15", "ssh h15 "),
@@ -161,6 +193,14 @@ def test_injected_defect_is_named_with_host_and_remedy(
     assert "h3" not in " ".join(check.found for check in checks)
 
 
+def test_load_of_other_processes_is_a_warning_for_jobs_on_cpus() -> None:
+    """Processes without a lock of cloudtrain slow the ranks; a job for GPUs has its own check of them."""
+    facts = with_one(load={"mean": 12.4, "cores": 2})
+    on_cpus = [check for check in told(facts, HostRequirements(ranks=1, gpus=0)) if check.name == "load"]
+    assert [(check.verdict, check.found) for check in on_cpus] == [("warn", "12 processes run on 2 cores: h15")]
+    assert "load" not in [check.name for check in told(facts)]
+
+
 @pytest.mark.parametrize(
     ("words", "found", "cure"),
     [
@@ -174,7 +214,9 @@ def test_injected_defect_is_named_with_host_and_remedy(
         ("ssh: connect to host h3 port 22: Connection timed out", "it does not answer: h3", "ping -c 3 h3"),
         ("ssh: connect to host h3 port 22: Connection refused", "nothing listens on its port: h3", "systemctl start"),
         ("sh: 1: python3: not found", "has no Python: h3", "ssh -t h3 'sudo apt install python3'"),
-        ("h3 has no interpreter `/opt/py`: Permission denied\n  hint: name one", "has no Python: h3", "ssh.python"),
+        ("h3 has no interpreter `~/venv/bin/python`: No such file", "has no interpreter `~/venv/bin/python`: h3",
+         "ssh h3 'command -v python3': name one that is there in ssh.python, or `python` of the host"),
+        ("h3 has no interpreter `python3`: not found", "has no interpreter `python3`: h3", "sudo apt install python3"),
         ("kex_exchange_identification: Connection closed by remote host", "it closes the connection: h3", "MaxStart"),
         ("h3: something new\n  hint: none", "something new: h3", "ssh -v h3 true"),
     ],

@@ -1,5 +1,8 @@
 """A host's facts: on this machine, and with recorded answers of nvidia-smi."""
 
+import errno
+import fcntl
+import io
 import json
 import os
 import shlex
@@ -15,7 +18,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.entrypoints.agent import gpulocks, gpus, node
+from cloudtrain.entrypoints.agent import gpulocks, gpus, node, starting
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import probes, reachability, survey
 from cloudtrain.entrypoints.host.calls import Here
@@ -363,3 +366,36 @@ def test_range_without_a_free_port_is_reported() -> None:
     assert told == {"error": "cannot listen on 127.0.0.1: Address already in use"}
     told = reachability.listen(address="192.0.2.77", name="h", token="t", ports=[port, port])
     assert "cannot listen" in told["error"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_work_folder_without_file_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """On Lustre without `-o flock`, or NFS without its lock service, the survey and an agent's start name the cause."""
+
+    def flock(held: object, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    seen = probes.write(tmp_path)
+    assert seen["no_locks"]
+    assert seen["error"].startswith(f"{tmp_path}: no file locks there ({os.strerror(number)})")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"folder": str(tmp_path), "nodes": []})))
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", said)
+    own = os.umask(0o077)
+    try:
+        starting.main()
+    finally:
+        os.umask(own)
+    told = json.loads(said.getvalue())
+    assert (told["started"], told["no_locks"]) == (False, True)
+    assert told["why"].startswith(f"{tmp_path}/")
+    assert "-o flock" in told["why"]
+
+
+def test_folder_for_temporary_files_and_load_are_read(tmp_path: Path) -> None:
+    """The job's own TMPDIR counts; the load is of the whole machine."""
+    assert probes.temporary(str(tmp_path))["path"] == str(tmp_path)
+    assert probes.temporary(str(tmp_path / "no"))["error"] == "is not there"
+    assert probes.temporary("/proc")["noexec"] == bool(os.statvfs("/proc").f_flag & os.ST_NOEXEC)
+    assert probes.load()["mean"] >= 0

@@ -14,7 +14,9 @@ from .folding import fold, graded, groups, local, most, numbers, ranges, remote
 
 # Below the first limit no model can be saved; the second limit is a guess at a few checkpoints.
 DISK_FAIL_MB, DISK_WARN_MB = 50, 10 << 10
+TMP_WARN_MB = 2 << 10  # a guess: pip unpacks wheels there, and builds packages
 MIN_INODES = 10_000
+BUSY_LOAD = 0.75  # of the cores
 SHM_FAIL_MB, SHM_PER_RANK_MB = 64, 1 << 10  # data loaders with several workers pass batches through /dev/shm
 MIN_NOFILE = 65_536
 SKEW_WARN_S, SKEW_FAIL_S = 0.5, 30.0  # with a larger difference TLS and signed requests fail
@@ -134,16 +136,48 @@ def _room(report: Mapping[str, Any]) -> str:
 
 
 def write(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
-    """Yield whether the job folder can be written."""
+    """Yield whether files in the job folder can be written and locked."""
     errors = {host: fact["write"]["error"] for host, fact in facts.items() if fact.get("write")}
     grades = {host: ("fail", why) if why else ("ok", "can be written") for host, why in errors.items()}
 
     def cure(hosts: Sequence[str]) -> str:
+        if any(facts[host]["write"].get("no_locks") for host in hosts):
+            return "--set ssh.workdir=/a/folder/on/a/local/disk"
         path = shlex.quote(str(facts[hosts[0]].get("workdir", "~/.cloudtrain")))
         user = shlex.quote(str(facts[hosts[0]].get("user", "root")))
         return f"{remote(hosts, f'sudo install -d -o {user} -m 700 {path}')}; or --set ssh.workdir=/another/folder"
 
     yield from graded("workdir", grades, of, cure)
+
+
+def temporary(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
+    """Yield folders for temporary files that are absent or small, or from which no program can be run."""
+    grades = {}
+    for host, report in ((host, fact["tmp"]) for host, fact in facts.items() if fact.get("tmp")):
+        path = report["path"]
+        if "error" in report:
+            grades[host] = ("warn", f"{path} {report['error']}")
+        elif report["free_mb"] < TMP_WARN_MB:
+            grades[host] = ("warn", f"{report['free_mb']} MB free in {path}: packages are unpacked and built there")
+        elif report["noexec"]:
+            grades[host] = (
+                "warn",
+                f"{path} is mounted noexec: no compiled code (torch.compile) can run from it",
+            )
+    yield from graded("TMPDIR", grades, of, lambda hosts: "--set env.TMPDIR=/another/folder, on a disk with room")
+
+
+def load(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
+    """Yield hosts of a job for CPUs whose cores are in use by processes that hold no lock of cloudtrain."""
+    if needs.gpus:
+        return
+    there = {host: fact["load"] for host, fact in facts.items() if fact.get("load")}
+    grades = {
+        host: ("warn", f"{report['mean']:.0f} processes run on {report['cores']} cores")
+        for host, report in there.items()
+        if report["mean"] >= BUSY_LOAD * report["cores"]
+    }
+    yield from graded("load", grades, of, lambda hosts: f"the job will be slow: {local(hosts, 'ssh {} top -bn1')}")
 
 
 def shm(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:

@@ -15,7 +15,7 @@ Pairs = dict[tuple[str, str], Mapping[str, Any]]  # (caller, target) -> how the 
 
 # Pattern in the message of ssh or our channel -> short reason, and command with `{}` for the host. First match wins.
 _REASONS = (
-    (r"no interpreter|python\S*: .*(not found|No such file)", "has no Python", "sudo apt install python3"),
+    (r"python\S*: .*(not found|No such file)", "has no Python", "sudo apt install python3"),
     (r"IDENTIFICATION HAS CHANGED|host key has changed", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
     (r"Host key verification failed|host key is (not )?known", "its host key is not known here", "ssh {}"),
     (r"Permission denied|Too many authentication|refuses this login", "it refuses this login", "ssh-copy-id {}"),
@@ -34,11 +34,16 @@ _REASONS = (
 )
 # A host's answer to our first program is kept as the host's own message, whatever words the message has.
 _OWN_WORDS = r"our first (program|call)|not Python 3|its folder|its Python"
+_THERE = ("sudo ", "command -v ")  # commands to type on the host
 _ADVICE = {
     "has no Python": "or name one that is there: --set ssh.python=/path/to/python",
+    "has no interpreter": "name one that is there in ssh.python, or `python` of the host in ssh.hosts",
     "its host key has changed": "if the host was set up again; compare the fingerprint",
     "its host key is not known here": "once, to compare its fingerprint",
-    "it refuses this login": "or `ssh-add` the key, or set `user` in ssh.hosts",
+    "it refuses this login": (
+        "or `ssh-add` the key, or set `user` in ssh.hosts; if the login asks a question (a second factor), log in once "
+        "with ControlMaster, ControlPath and ControlPersist in ssh's configuration, or run cloudtrain on the login node"
+    ),
     "its name cannot be resolved": "fix ssh.hosts, or add a `Host` entry to ssh's configuration",
     "nothing listens on its port": "start sshd there, `sudo systemctl start ssh`, or set `port` in ssh.hosts",
     "it does not answer": "is it up, and the way to it (VPN, bastion, firewall) open?",
@@ -53,9 +58,9 @@ def reached(facts: Mapping[str, Mapping[str, Any] | str]) -> Iterator[Check]:
     for host, words in silent.items():
         by_reason.setdefault(_reason(host, words), []).append(host)
     for (what, command), hosts in by_reason.items():
-        typed = remote(hosts, command) if command.startswith("sudo") else local(hosts, command)
-        cure = f"{typed}: {_ADVICE[what]}" if what in _ADVICE else typed
-        if "{}" not in command and not command.startswith("sudo"):
+        typed = remote(hosts, command) if command.startswith(_THERE) else local(hosts, command)
+        cure = f"{typed}: {advice}" if (advice := _ADVICE.get(what.partition(" `")[0])) else typed
+        if "{}" not in command and not command.startswith(_THERE):
             cure = command
         yield Check("reachable", "fail", f"{what}: {ranges(hosts)}", cure)
     if not silent and facts:
@@ -68,6 +73,9 @@ def _reason(host: str, words: str) -> tuple[str, str]:
     text = " ".join(said.removeprefix(f"{host}: ").removeprefix(f"{host} ").split())[:300]
     if hint and re.search(_OWN_WORDS, said):
         return text, hint
+    if absent := re.search(r"no interpreter `([^`]+)`", words):
+        command = "sudo apt install python3" if absent[1] == "python3" else "command -v python3"
+        return f"has no interpreter `{absent[1]}`", command
     for pattern, what, command in _REASONS:
         if re.search(pattern, words, re.IGNORECASE):
             return what, command

@@ -114,6 +114,9 @@ def _mount_kernels(spec: Spec, root: str) -> None:
     boot = Path(spec.folder, "boot_id")  # the kernel's file has the machine's id, which a host's boot does not change
     boot.write_text(f"{uuid.uuid4()}\n")
     bind(str(boot), f"{root}/proc/sys/kernel/random/boot_id", is_read_only=True)
+    load = Path(spec.folder, "loadavg")  # of this host alone, not of the machine that runs the tests
+    load.write_text("0.00 0.00 0.00 1/100 100\n")
+    bind(str(load), f"{root}/proc/loadavg", is_read_only=True)
     mount("sysfs", _made(f"{root}/sys"), "sysfs", safe)
     if Path("/sys/fs/cgroup").is_dir():
         bind("/sys/fs/cgroup", f"{root}/sys/fs/cgroup")
