@@ -10,6 +10,7 @@ from typing import Any
 from cloudtrain.launcher.backend import Check, HostUse, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.planning import render
 
 from ..channel.calls import Fleet
 from . import check
@@ -165,9 +166,9 @@ def _python(login: Login, block: Slurm) -> Check:
     if block.container != "none":
         return Check("python", "ok", f"{block.python} of the image")
     ask = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
-    done = login.run(["sh", "-c", 'exec "$0" -c "$1"', login.path(block.python), ask])
     if block.modules:
-        return Check("python", "ok", f"{block.python} after `module load {' '.join(block.modules)}`, in the job alone")
+        return _after_modules(login, block, ask)
+    done = login.run(["sh", "-c", 'exec "$0" -c "$1"', login.path(block.python), ask])
     if done.code:
         return Check("python", "fail", f"{block.python}: {_words(done)}", "set slurm.python, or slurm.modules")
     version = tuple(int(part) for part in done.stdout.strip().split(".") if part.isdigit())
@@ -175,6 +176,20 @@ def _python(login: Login, block: Slurm) -> Check:
         cure = "name a Python of 3.10 or newer in slurm.python"
         return Check("python", "fail", f"{block.python} is {done.stdout.strip()} on the login node", cure)
     return Check("python", "ok", f"{block.python} is {done.stdout.strip()} on the login node")
+
+
+def _after_modules(login: Login, block: Slurm, ask: str) -> Check:
+    """Return the interpreter's version after the modules, loaded on the login node as the job's script loads them."""
+    script = "refuse() { exit 64; }\n" + render.render_text("slurm/modules.sh", modules=block.modules)
+    script += 'exec "$0" -c "$1"'
+    bare = 'env -i PATH=/usr/local/bin:/usr/bin:/bin HOME="$HOME" USER="$USER" LOGNAME="$USER" SHELL="$SHELL"'
+    done = login.run(["sh", "-c", f'exec {bare} bash -c "$@"', "sh", script, login.path(block.python), ask])
+    loading = f"`module load {' '.join(block.modules)}`"
+    if done.code:
+        does = "fails" if done.code == 64 else f"leaves no {block.python}"
+        cure = "see `module avail`: fix slurm.modules or slurm.python, unless only the compute nodes have them"
+        return Check("python", "warn", f"{loading} {does} on the login node: {_words(done)}", cure)
+    return Check("python", "ok", f"{block.python} is {_words(done).split()[-1]} after {loading} on the login node")
 
 
 def _container(login: Login, program: str) -> Check:

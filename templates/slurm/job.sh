@@ -12,12 +12,7 @@ refuse() { # leaves the exit report of a job whose agents have not started
   echo '{"state": "failed", "reason": "error", "error": {"rank": null, "kind": "config", "message": "'"$words"'"}, "ended_s": '"$(date +%s)"'}' > node-0/exit.json
   exit "$2"
 }
-{% if modules %}
-for start in /etc/profile.d/{modules,lmod,z00_lmod}.sh; do if [ -r "$start" ]; then . "$start"; fi; done
-{% for module in modules %}
-module load {{ module | sh }} || refuse "module load "{{ module | sh }}" failed on $(hostname): see slurm.modules" 64
-{% endfor %}
-{% endif %}
+{% include "slurm/modules.sh" %}
 {% if container != "none" %}
 cd {{ folder | sh }} || exit 64 # by its name in the order, without resolved links: the container has this path
 {% endif %}

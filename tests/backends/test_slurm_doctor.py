@@ -1,5 +1,6 @@
 """`doctor slurm` on a real Slurm: the checks before a first job, and the cures."""
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.launcher.planning.render import render_text
 from doubles.slurm.handle import Slurm
 
 CONFIG = f"""\
@@ -69,6 +71,39 @@ def test_fault_is_named_with_its_cure(change: tuple[str, str], name: str, words:
     assert words in found["found"]
     assert found["cure"]
     assert "ssh." not in found["cure"]
+
+
+SITE = """\
+module() {
+  if [ "$2" != train/1 ]; then echo "no module $2" >&2; return 1; fi
+  export TRAINLIB=loaded
+}
+"""
+
+
+def test_modules_are_loaded_as_in_the_job(doctor: Doctor, slurm: Slurm) -> None:
+    """A site sets up `module` in a file of its own: the login node's check and the job's script both find the file."""
+    absent = doctor(("cpus_per_node: 2", "cpus_per_node: 2, modules: [train/1]"))["python"]
+    assert (absent["verdict"], "`module load train/1` fails" in absent["found"]) == ("warn", True)
+    folder = slurm.cluster.root / "etc/profile.d"  # of all hosts
+    before = folder.readlink()
+    folder.unlink()
+    folder.mkdir()
+    try:
+        (folder / "zz-site.sh").write_text(SITE)
+        found = doctor(("cpus_per_node: 2", "cpus_per_node: 2, modules: [train/1]"))["python"]
+        assert (found["verdict"], found["found"].partition(" ")[0]) == ("ok", sys.executable), found
+        assert "after `module load train/1` on the login node" in found["found"]
+        wrong = doctor(("cpus_per_node: 2", "cpus_per_node: 2, modules: [train/2]"))["python"]
+        assert "no module train/2" in wrong["found"]
+        assert "slurm.modules" in wrong["cure"]
+        script = render_text("slurm/modules.sh", modules=["train/1"])
+        number = slurm.submit(f"refuse() {{ exit 64; }}\n{script}echo $TRAINLIB", "--nodelist=node0", "--output=told")
+        slurm.wait(number, "COMPLETED")
+        assert (slurm.home() / "told").read_text() == "loaded\n"
+    finally:
+        shutil.rmtree(folder)
+        folder.symlink_to(before)
 
 
 @pytest.mark.soak
