@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from importlib.resources import files
 from pathlib import Path
@@ -13,7 +14,9 @@ from ..job import name_of
 from .options import DEFAULT_FILE
 
 KINDS = ("task", "script")
+BACKENDS = ("ssh", "slurm", "sagemaker", "azureml", "vertex")
 SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
+_EVERYWHERE = re.compile(r"\n# Where else it can run.*", re.DOTALL)  # the starter's commented blocks of all backends
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
 REHEARSE = {"cloudtrain rehearse": "a few steps, by the same commands"}
 RESUME = {"cloudtrain rehearse --preempt-at 20": "once `keep` and `resume_args` are set: a stop and a resume"}
@@ -31,17 +34,26 @@ NEXT = {
     "--kind", type=click.Choice(KINDS), default="task", show_default=True,
     help="task: three functions for the shared trainer; script: a torchrun script of your own.",
 )  # fmt: skip
-@click.option("--force", is_flag=True, help="Overwrite files that exist, a train.py of your own too.")
-def command(folder: Path, kind: str, force: bool) -> None:
+@click.option(
+    "--backend", type=click.Choice(BACKENDS), help="Where it runs: write that block with the keys that it needs."
+)
+@click.option(
+    "--force", is_flag=True,
+    help="Overwrite files that exist, a train.py of your own too; of each a copy stays, FILE.before-init.",
+)  # fmt: skip
+def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds.
 
-    Beside a train.py of your own, `--kind script` writes only cloudtrain.yaml, for your script.
+    Beside a train.py of your own, `--kind script` writes only cloudtrain.yaml, for your script. With `--backend` only
+    that backend's block is in the file; `cloudtrain submit --backend local` still trains here.
     """
     starter = {
         entry.name: entry.read_text(encoding="utf-8")
         for entry in sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda e: e.name)
         if entry.is_file()
     }
+    if backend:
+        starter[DEFAULT_FILE] = _for(backend, starter[DEFAULT_FILE])
     try:
         existing = [str(folder / name) for name in starter if (folder / name).exists()]
         own = str(folder / SCRIPT) if kind == "script" and not force and existing == [str(folder / SCRIPT)] else ""
@@ -54,7 +66,7 @@ def command(folder: Path, kind: str, force: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in starter.items():
             text = text.replace("name: starter", f"name: {name_of(folder)}", 1) if name.endswith(".yaml") else text
-            (folder / name).write_text(text, encoding="utf-8")
+            _write(folder / name, text)
     except OSError as exc:
         raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
     click.echo(f"wrote {', '.join(str(folder / name) for name in starter)}")
@@ -65,7 +77,26 @@ def command(folder: Path, kind: str, force: bool) -> None:
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")
     steps = REHEARSE | (RESUME if own else {}) | NEXT if kind == "script" else NEXT
+    if backend:
+        doctor = f"cloudtrain doctor {backend}"
+        steps = {**REHEARSE, doctor: f"once the block `{backend}` is filled in", "cloudtrain submit": "train there"}
     if own:  # possibly for one process
         steps = {line.removesuffix(TWO): comment.removesuffix(AS_TWO) for line, comment in steps.items()}
     for line, comment in steps.items():
         click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")
+
+
+def _for(backend: str, text: str) -> str:
+    """Return the starter's config with the block of one backend, in place of the commented blocks of all."""
+    block = (files("cloudtrain.templates") / "starters" / "backends" / f"{backend}.yaml").read_text(encoding="utf-8")
+    return _EVERYWHERE.sub(lambda _: f"\n{block}", text.replace("backend: local", f"backend: {backend}", 1))
+
+
+def _write(file: Path, text: str) -> None:
+    """Write the file; a file with other text, which `--force` replaces, stays under another name."""
+    if file.exists() and file.read_bytes() != text.encode():
+        names = (file.with_name(f"{file.name}.before-init{number or ''}") for number in itertools.count())
+        kept = next(name for name in names if not name.exists())
+        file.replace(kept)
+        click.echo(f"{file} is kept as {kept.name}")
+    file.write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cloudtrain.launcher import config
-from cloudtrain.launcher.commands.init import KINDS, command
+from cloudtrain.launcher.commands.init import BACKENDS, KINDS, command
 from cloudtrain.launcher.errors import UsageError
 from doubles import warmpython
 
@@ -102,3 +102,30 @@ def test_starters_show_each_cloud(tmp_path: Path, kind: str) -> None:
     file.write_text(above + below.replace("#\n", "\n"), "utf-8")
     job = config.load(file, environ={})
     assert all(getattr(job, block) is not None for block in ("ssh", "sagemaker", "azureml", "vertex", "budget"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_init_for_a_backend_writes_its_block_alone(tmp_path: Path, backend: str, kind: str) -> None:
+    """The file is valid with the block, also with its commented keys, and names no other backend."""
+    output = init(tmp_path / "new", "--kind", kind, "--backend", backend).output
+    assert f"cloudtrain doctor {backend}" in output
+    file = tmp_path / "new/cloudtrain.yaml"
+    text = file.read_text("utf-8")
+    assert not [name for name in BACKENDS if name != backend and f"{name}:" in text]
+    for each in (text, text.replace("\n  # ", "\n  ")):
+        file.write_text(each)
+        job = config.load(file, environ={})
+        assert (job.backend, getattr(job, backend) is not None) == (backend, True)
+
+
+@pytest.mark.parametrize("name", ["train.py", "cloudtrain.yaml"])
+def test_replaced_file_is_kept_under_another_name(tmp_path: Path, name: str) -> None:
+    """`--force` loses no text of the user, however often it is used."""
+    for text in ("mine", "mine too"):
+        (tmp_path / name).write_text(text)
+        assert (
+            f"{tmp_path / name} is kept as {name}.before-init" in init(tmp_path, "--kind", "script", "--force").output
+        )
+    init(tmp_path, "--kind", "script", "--force")
+    assert sorted(file.read_text() for file in tmp_path.glob("*.before-init*")) == ["mine", "mine too"]
