@@ -96,7 +96,7 @@ def requirements_of(body: Mapping[str, Any]) -> HostRequirements:
 
 def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict[Host, HostAnswer]:
     common = {"checkpoint": body["checkpoint_dir"], "lock_folder": body["gpu_locks"], "patience_s": PATIENCE_S}
-    tmp = body["environment"].get("TMPDIR", "")
+    tmp = body.get("environment", {}).get("TMPDIR", "")
     common["tmp"] = tmp if tmp.startswith("/") and "$" not in tmp else None
     is_plain = body["runs_in"]["kind"] == "none"  # any other environment brings its own Python
     calls = {host: Call("survey.facts", {**common, "python": host.python if is_plain else None}) for host in hosts}

@@ -134,11 +134,11 @@ def write(workdir: Path) -> dict[str, Any]:
 
 
 def temporary(folder: str | None) -> dict[str, Any]:
-    """Return the room of the job's folder for temporary files (None: as on this host), and `noexec`."""
+    """Return the room of the job's folder for temporary files (None: as on this host), `noexec`, and `absent`."""
     place = Path(folder or tempfile.gettempdir())
-    if not place.is_dir():
-        return {"path": str(place), "error": "is not there"}
-    return {**disk(place), "noexec": bool(os.statvfs(place).f_flag & os.ST_NOEXEC)}
+    is_there = place.is_dir()
+    noexec = is_there and bool(os.statvfs(place).f_flag & os.ST_NOEXEC)
+    return {**disk(place), "noexec": noexec, "absent": not is_there}
 
 
 def load() -> dict[str, Any]:

@@ -396,6 +396,6 @@ def test_work_folder_without_file_locks_is_named(tmp_path: Path, monkeypatch: py
 def test_folder_for_temporary_files_and_load_are_read(tmp_path: Path) -> None:
     """The job's own TMPDIR counts; the load is of the whole machine."""
     assert probes.temporary(str(tmp_path))["path"] == str(tmp_path)
-    assert probes.temporary(str(tmp_path / "no"))["error"] == "is not there"
+    assert probes.temporary(str(tmp_path / "no"))["absent"]
     assert probes.temporary("/proc")["noexec"] == bool(os.statvfs("/proc").f_flag & os.ST_NOEXEC)
     assert probes.load()["mean"] >= 0

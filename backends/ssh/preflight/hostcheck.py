@@ -155,8 +155,8 @@ def temporary(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]
     grades = {}
     for host, report in ((host, fact["tmp"]) for host, fact in facts.items() if fact.get("tmp")):
         path = report["path"]
-        if "error" in report:
-            grades[host] = ("warn", f"{path} {report['error']}")
+        if report["absent"]:
+            grades[host] = ("warn", f"{path} is not there")
         elif report["free_mb"] < TMP_WARN_MB:
             grades[host] = ("warn", f"{report['free_mb']} MB free in {path}: packages are unpacked and built there")
         elif report["noexec"]:
