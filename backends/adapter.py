@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.launcher.backend import Backend, Lists, Machines, Seekable
+from cloudtrain.launcher.backend import Backend, Cleans, Lists, Machines, Seekable
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity, Check, Chosen, Cursor, JobRef, LogPage, Request, Shipment
@@ -87,6 +87,8 @@ class HostsAdapter(Adapter):
     logs_from = handed(Seekable.logs_from, "jobs")
     shell = handed(Machines.shell, "jobs")
     hosts = handed(Machines.hosts, "doctor")
+    held = handed(Machines.held, "doctor")
+    left = handed(Cleans.left, "jobs")
 
     def __init__(self) -> None:
         self._fleet: Fleet | None = None

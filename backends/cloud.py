@@ -14,6 +14,7 @@ from cloudtrain.launcher.backend import (
     Cursor,
     FoundAttempt,
     JobRef,
+    LeftFiles,
     LogPage,
     Priced,
     Request,
@@ -58,6 +59,10 @@ class CloudRef(StoredRecord):
     def of(cls: type[_Ref], plan: StoredRecord, **own: Any) -> _Ref:
         """Return the handle: the fields that the sending plan has by the same names, and `own`."""
         return cls(**{each.name: getattr(plan, each.name) for each in fields(cls) if hasattr(plan, each.name)} | own)
+
+
+def _emptied(files: JobFolder, uri: str) -> None:
+    files.empty(uri)
 
 
 class CloudAdapter(Adapter):
@@ -108,6 +113,23 @@ class CloudAdapter(Adapter):
             return SavedFiles(away=f"in {uri} ({error.message})")
         whole = {entry for name in names if entries.is_name(entry := name.partition("/")[0])}
         return SavedFiles(bool(whole), max(filter(None, map(entries.step_of, whole)), default=None))
+
+    def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+        """Return the jobs' folders in the bucket; with `remove`, delete their objects. Code that jobs share stays."""
+        from .channel.copies import own_folders
+
+        handles = [(job, self.REF.load(ref)) for job, those in refs.items() for ref in those]
+        uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, h.checkpoint_uri or "", h.output_uri)}
+        found = []
+        for uri, (job, handle) in uris.items():
+            kept = ""
+            try:
+                if remove:
+                    self._with_files(handle, uri, f"empty {uri}", partial(_emptied, uri=uri))
+            except CloudtrainError as error:
+                kept = error.message
+            found.append(LeftFiles(job, uri, kept=kept))
+        return found
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the job's saved weights, by the headers alone."""

@@ -66,6 +66,12 @@ class JobFolder:
         with self._object("remove", uri) as (store, name):
             store.delete(name)
 
+    def empty(self, uri: str) -> None:
+        """Delete all objects below the URI."""
+        with self.answers(f"empty {uri}"), ThreadPoolExecutor(self.workers) as pool:
+            store = self.open_at(uri)
+            list(pool.map(store.delete, store.names("")))
+
     def report(self, uri: str, nodes: int) -> dict[str, Any] | None:
         """Return a container's exit report: the report of the lowest node that has written one."""
         with self._object("read", uri) as (store, name):

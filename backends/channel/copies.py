@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.entrypoints.foreign import is_inside, sha256_of
+from cloudtrain.launcher.backend import LeftFiles
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
 from .calls import Call, Fleet, HostAnswer
@@ -14,6 +15,7 @@ from .hosts import Host
 
 BLOCK = 4 << 20
 SUMS_S = 600.0  # for the sums of files that another host has with the same name and size
+LEFT_S = 30.0  # for the sizes of folders
 CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round trip allows no better measurement
 
 
@@ -47,6 +49,26 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
         what = f"{', '.join(missing)} cannot be reached: what only it has is missing"
         raise UnreachableError(f"{what}; what the others have left is in {folder}", hint="the same call again, later")
     return sorted(files)
+
+
+def left(fleet: Fleet, folders: Mapping[Host, Mapping[str, str]], *, remove: bool) -> list[LeftFiles]:
+    """Return the folders (path -> job; without paths all of the work folder) that exist on the hosts: `Cleans.left`."""
+    calls = {host: Call("files.left", {"folders": [*paths], "remove": remove}) for host, paths in folders.items()}
+    found = []
+    for host, answer in fleet.ask(calls, SUMS_S if remove else LEFT_S, is_urgent=True).items():
+        jobs, name = folders[host], "" if host.is_here else f"{host.name}:"
+        if answer.error is not None:
+            why = answer.error.message
+            found += [LeftFiles(job, f"{name}{path}", kept=why) for path, job in (jobs or {host.workdir: ""}).items()]
+            continue
+        sizes, kept = answer.reply["sizes"], answer.reply["kept"]
+        found += [LeftFiles(jobs.get(path, ""), f"{name}{path}", sizes[path], kept.get(path, "")) for path in sizes]
+    return found
+
+
+def own_folders(job: str, *paths: str) -> dict[str, str]:
+    """Return the folders (path -> job) that have the job's id as their last name, of these or around them."""
+    return {path[: place + len(job) + 1]: job for path in paths if (place := f"{path}/".find(f"/{job}/")) >= 0}
 
 
 def chunks(answer: HostAnswer) -> list[Chunk]:

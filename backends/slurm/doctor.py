@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from cloudtrain.launcher.backend import Check, HostUse, Request
+from cloudtrain.launcher.backend import Check, HostUse, LeftFiles, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
 from cloudtrain.launcher.planning import render
 
+from ..channel import copies
 from ..channel.calls import Fleet
 from . import check
 from .block import Slurm
@@ -69,6 +70,12 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
         raise UnreachableError(f"Slurm does not answer: {' '.join(told.stderr.split())}", hint="try again later")
     nodes = {line.split("|", 1)[0]: line.split("|", 4) for line in told.stdout.splitlines() if line.count("|") >= 4}
     return [_use(*fields) for fields in nodes.values()]
+
+
+def held(fleet: Fleet, config: JobConfig) -> list[LeftFiles]:
+    """Return the folders in the cluster's work folder."""
+    login = Login.at(fleet, host_of(config.block(Slurm).model_dump(mode="json")))
+    return copies.left(fleet, {login.host: {}}, remove=False)
 
 
 def _use(node: str, state: str, gres: str, cores: str, reason: str) -> HostUse:

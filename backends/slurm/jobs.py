@@ -7,19 +7,20 @@ silent, or that Slurm may start again; at most once in ASK_S, by all processes t
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, agent_pages, agent_state
+from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LeftFiles, LogPage, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
 from ..channel import copies, master
 from ..channel.calls import Fleet, HostAnswer
 from ..channel.host_channel import status_of
+from ..channel.hosts import Host
 from . import status
 from .channel import Login
 from .jobs_submission import UNCERTAIN
@@ -73,6 +74,16 @@ def judged(handle: SlurmRef, looks: Mapping[int, NodeStatus], job: SlurmJob) -> 
     if told.billed_s is None and job.started_s and job.nodes:  # without nodes, the job ended before its next run
         after_s = max(min(job.ended_s or now_s, now_s) - max(job.started_s, last_s), 0.0)
     return replace(told, **times, billed_s=max(counted.billed_s + after_s, told.billed_s or 0.0))
+
+
+def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+    """Return the jobs' folders on the shared disk; with `remove`, remove the folders."""
+    folders: dict[Host, dict[str, str]] = {}
+    for job, ref in ((job, SlurmRef.load(each)) for job, those in refs.items() for each in those):
+        folders.setdefault(Login.at(fleet, ref.login).host, {}).update(
+            copies.own_folders(job, ref.folder, ref.checkpoints)
+        )
+    return copies.left(fleet, folders, remove=remove)
 
 
 def logs(

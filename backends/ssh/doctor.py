@@ -7,10 +7,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from cloudtrain.launcher.backend import Check, HostUse, Request
+from cloudtrain.launcher.backend import Check, HostUse, LeftFiles, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
 
+from ..channel import copies
 from ..channel.calls import Call, Fleet
 from . import check
 from .block import Ssh
@@ -42,6 +43,11 @@ def hosts(fleet: Fleet, config: JobConfig) -> list[HostUse]:
             absence = "unknown" if is_unknown else "unreachable"
             rows.append(HostUse(host.name, "-", "", absence, detail=answer.error.message))
     return rows
+
+
+def held(fleet: Fleet, config: JobConfig) -> list[LeftFiles]:
+    """Return the folders in the hosts' work folders."""
+    return copies.left(fleet, {host: {} for host in of_config(config)}, remove=False)
 
 
 def _uses(host: str, reply: dict[str, Any]) -> Iterator[HostUse]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.agent import node_logs
-from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, SavedFiles, agent_pages, agent_state
+from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LeftFiles, LogPage, SavedFiles, agent_pages, agent_state
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.text.terminal import say
@@ -15,6 +15,7 @@ from cloudtrain.launcher.text.terminal import say
 from ..channel import copies, master
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.host_channel import status_of
+from ..channel.hosts import Host
 from .records import SshRef
 from .request import of_config
 
@@ -123,6 +124,14 @@ def saved(fleet: Fleet, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles
     away = {" (no answer)": silent, " (not in ssh.hosts)": former - names}
     words = [f"on {' or '.join(sorted(hosts))}{why}" for why, hosts in away.items() if hosts]
     return SavedFiles(bool(newest), max((reply["step"] or 0 for reply in newest), default=0) or None, ", ".join(words))
+
+
+def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+    """Return the jobs' folders on their hosts; with `remove`, remove the folders."""
+    folders: dict[Host, dict[str, str]] = {}
+    for job, node in ((job, node) for job, those in refs.items() for ref in those for node in SshRef.load(ref).nodes):
+        folders.setdefault(node.host, {}).update(copies.own_folders(job, node.root, node.checkpoints))
+    return copies.left(fleet, folders, remove=remove)
 
 
 def shell(fleet: Fleet, ref: JobRef, node: int, argv: list[str]) -> list[str]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import foreign
+from ..agent import node_folder
 from ..contract import EXIT, STATE
 from ..errors import Refused
 from .calls import Here
@@ -125,6 +126,28 @@ def prune(workdir: Path) -> None:
         with contextlib.suppress(OSError):  # another submit may prune at the same time
             if path != mark and path.lstat().st_mtime < before_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def left(here: Here, *, folders: list[str], remove: bool) -> dict[str, Any]:
+    """Return the `sizes` of the jobs' folders that exist, for no folders of all in the work folder, before a removal.
+
+    `kept`: folders that were not removed, with the reason.
+    """
+    sizes, kept = dict[str, int](), dict[str, str]()
+    for folder in map(Path, folders) if folders else sorted(here.workdir.glob("*/")):
+        if not folder.is_dir():
+            continue
+        inside = (path.lstat() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())
+        with contextlib.suppress(FileNotFoundError):  # a running job removes its own files
+            sizes[str(folder)] = sum(about.st_size for about in inside)
+        if remove and any(node_folder.agent_pid(root) for root in folder.glob("attempt-*/node-*")):
+            kept[str(folder)] = "a job runs there"
+        elif remove:
+            try:
+                folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)
+            except OSError as error:
+                kept[str(folder)] = f"{error.filename or folder}: {error.strerror}"
+    return {"sizes": sizes, "kept": kept}
 
 
 def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:

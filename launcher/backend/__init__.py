@@ -421,6 +421,31 @@ class Machines(Protocol):
     def hosts(self, config: JobConfig) -> list[HostUse]:
         """Return the use of each GPU of the config's machines."""
 
+    def held(self, config: JobConfig) -> list[LeftFiles]:
+        """Return the folders of cloudtrain on the config's machines, with their sizes."""
+
+
+@dataclass(frozen=True)
+class LeftFiles:
+    """A folder that cloudtrain has beside this machine: on a host, or in a bucket."""
+
+    job: str
+    """The job's id, or empty for a folder of no single job."""
+    place: str
+    """`h0:/home/alice/.cloudtrain/jobs/digits-x4k2p`, or a uri."""
+    bytes: int | None = None
+    """None: unknown."""
+    kept: str = ""
+    """Why the folder was not read or removed, else empty."""
+
+
+@runtime_checkable
+class Cleans(Protocol):
+    """A backend that leaves files of jobs beside this machine, and can remove them."""
+
+    def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+        """Return the folders that belong to one of these jobs alone, by their attempts; with `remove`, empty them."""
+
 
 @runtime_checkable
 class ReceivesModels(Protocol):

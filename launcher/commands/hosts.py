@@ -14,7 +14,7 @@ from ..backend_table import traits
 from ..errors import ConfigError
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines
-from ..text.units import clock, format_duration
+from ..text.units import clock, format_duration, size
 from .options import DEFAULT_FILE, json_option
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
@@ -22,8 +22,9 @@ HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 @click.command("hosts")
 @click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True)
+@click.option("--disk", is_flag=True, help="Show what cloudtrain holds in each machine's work folder instead.")
 @json_option
-def command(file: Path, as_json: bool) -> int:
+def command(file: Path, disk: bool, as_json: bool) -> int:
     """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, other processes, and jobs in line.
 
     Of a Slurm cluster: which nodes of the partition are free.
@@ -35,7 +36,10 @@ def command(file: Path, as_json: bool) -> int:
     able = (*config.backends_configured(file), *backends.BUILT_IN)
     name, example = next((each, text) for each in able if (text := traits(each).own_machines))
     job = config.load(file, backend=name)
-    found = cast("backends.Machines", backends.load(name)).hosts(job)
+    machines = cast("backends.Machines", backends.load(name))
+    if disk:
+        return _disk(machines.held(job), as_json=as_json)
+    found = machines.hosts(job)
     if not found:
         raise ConfigError("the config names no machines of yours", where=str(file), hint=f"as in `{example}`")
     if as_json:
@@ -44,6 +48,15 @@ def command(file: Path, as_json: bool) -> int:
         print_lines(table(HEAD, [_row(each) for each in found], below=HEAD[-1], shorten={"MODEL": 12}, columns=width()))
     uses = {each.use for each in found}
     return 7 if "unreachable" in uses else 3 if "unknown" in uses else 0
+
+
+def _disk(held: list[backends.LeftFiles], *, as_json: bool) -> int:
+    if as_json:
+        print_json({"folders": [asdict(each) for each in held]})
+    else:
+        rows = [(each.place, each.kept if each.bytes is None else size(each.bytes)) for each in held]
+        print_lines(table(("FOLDER", "SIZE"), rows, below="SIZE", columns=width()))
+    return 7 if any(each.kept for each in held) else 0
 
 
 def _row(each: backends.HostUse) -> tuple[str, str, str, str]:

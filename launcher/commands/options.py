@@ -90,6 +90,9 @@ set_option = click.option(
 job_argument = click.argument("job", default="last", shell_complete=completes("jobs"))  # by default the newest job
 named_job_argument = click.argument("job", shell_complete=completes("jobs"))
 yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
+everywhere_option = click.option(
+    "--everywhere", is_flag=True, help="Remove the jobs' own folders on hosts and in buckets, too."
+)
 
 
 def examples(*lines: str) -> str:

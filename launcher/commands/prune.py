@@ -6,22 +6,35 @@ import time
 
 import click
 
+from cloudtrain.entrypoints.format import counted
+
 from ..errors import UsageError
 from ..store.registry import Registry
-from .options import duration_s, examples, json_option, yes_option
+from ..text.terminal import confirm, say_each
+from .options import duration_s, everywhere_option, examples, json_option, yes_option
 from .rm import removed
 
 
 @click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
 @click.option("--older", metavar="DURATION", help="Remove jobs that ended longer ago: `30d`.  [required]")
+@everywhere_option
 @yes_option
 @json_option
-def command(older: str | None, yes: bool, as_json: bool) -> int:
-    """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs."""
+def command(older: str | None, everywhere: bool, yes: bool, as_json: bool) -> int:
+    """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs.
+
+    It asks first about jobs that `resume` could go on with; without consent these jobs stay.
+    """
     if older is None:
         raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")
+    from ..jobs.view import outcome
+
     before_s = time.time() - duration_s("--older", older)
     registry = Registry()
     ended = [job for job in registry.jobs() if not job.active and job.attempt.phase != "damaged"]
     found = [job for job in ended if (job.attempt.state.ended_s or job.attempt.created_s) < before_s]
-    return removed(registry, found, yes=yes, as_json=as_json)
+    if resumable := [job for job in found if job.attempt.state.resumable]:
+        say_each(f"{job.id}  {outcome(job)}" for job in resumable)
+        if not confirm(f"Remove {counted(len(resumable), 'job')} that `resume` could go on with?", yes=yes):
+            found = [job for job in found if job not in resumable]
+    return removed(registry, found, everywhere=everywhere, yes=yes, as_json=as_json)

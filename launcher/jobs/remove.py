@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..errors import ConfigError, UsageError
+from .. import backend as backends
+from ..backend import JobRef, LeftFiles
+from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Job
 from ..store import ledger, sweeps
 from ..store.registry import Registry
@@ -45,6 +47,23 @@ def unused_bundles(registry: Registry, without: list[Job]) -> dict[Path, int]:
             info = path.stat()
             if info.st_mtime < time.time() - UNSENT_S and path.name not in used:
                 found[path] = info.st_size
+    return found
+
+
+def elsewhere(registry: Registry, jobs: list[Job], *, remove: bool = False) -> list[LeftFiles]:
+    """Return the jobs' folders on hosts and in buckets; with `remove`, remove them. A folder that stays tells why."""
+    refs: dict[str, dict[str, list[JobRef]]] = {}
+    for job in jobs:
+        sent = [attempt.ref for attempt in registry.attempts(job) if attempt.ref and attempt.phase != "damaged"]
+        if sent:
+            refs.setdefault(job.backend, {})[job.id] = sent
+    found: list[LeftFiles] = []
+    for name, those in refs.items():
+        try:
+            backend = backends.load(name)
+            found += backend.left(those, remove=remove) if isinstance(backend, backends.Cleans) else []
+        except CloudtrainError as error:
+            found += [LeftFiles(job, f"{name} ({job})", kept=error.message) for job in those]
     return found
 
 

@@ -60,6 +60,23 @@ def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, accou
     assert sorted(jobs(account)) == ["one-1", "two-1"]
 
 
+def test_removed_job_leaves_nothing_of_its_own_in_the_bucket(cli: Any, folder: Path, account: Aws) -> None:
+    """`prune` names the job's folder and asks about a resumable job; --everywhere empties that folder alone."""
+    for name in ("one", "one-b"):
+        cli.ok("submit", "-d", "-y", "--name", name, cwd=folder)
+    mine = [key for key in keys(account) if "/jobs/one/" in key]
+    end(account, "one-1", status="Stopped")
+    until(lambda: cli("status", "one", "--json").json["state"] not in ("running", "pending", "stopping"))
+    asked = cli("rm", "one")
+    assert "s3://cloudtrain-tests/cloudtrain/jobs/one  (size unknown)  stays: --everywhere" in asked.stderr, (
+        asked.stderr
+    )
+    before = keys(account)
+    cli.ok("rm", "-y", "--everywhere", "one")
+    assert mine
+    assert keys(account) == [key for key in before if key not in mine]
+
+
 @pytest.mark.parametrize(
     ("kind", "count"),
     [

@@ -87,6 +87,31 @@ def add_gpus(host: Host) -> None:
     (host.bin / "nvidia-smi").chmod(0o755)
 
 
+def test_jobs_are_removed_from_their_hosts_too(cli: Any, pair: Cluster, submit: Any, project: Any) -> None:
+    """`rm` and `hosts --disk` name what stays; --everywhere removes it, and keeps a job whose host is off."""
+    one, two = submit(config(instances=1)), submit(config(instances=1, hosts="h1"))
+    for job, host in ((one, pair.hosts[0]), (two, pair.hosts[1])):
+        seen(host, job)
+        cli("stop", job, "--now", "-y")
+        until(lambda job=job: cli("status", job, "--json").json["state"] not in ("running", "stopping", "pending"), 60)
+    held = cli("hosts", "--disk", cwd=project(config()))
+    assert held.code == 0
+    assert "h0:/home/root/.cloudtrain/jobs" in held.stdout, held.stdout
+    asked = cli("rm", one)
+    assert f"h0:/home/root/.cloudtrain/jobs/{one}  11 MiB" in asked.stderr, asked.stderr
+    assert "stays: --everywhere removes it, too" in asked.stderr
+    done = cli("rm", "-y", "--everywhere", one)
+    assert (done.code, (pair.hosts[0].home / ".cloudtrain/jobs" / one).exists()) == (0, False), done.stderr
+    assert (pair.hosts[0].home / ".cloudtrain/runtime").exists()
+    pair.hosts[1].power_off()
+    stuck = cli("rm", "-y", "--everywhere", two)
+    assert (stuck.code, f"{two} stays in the list: h1:" in stuck.stderr) == (7, True), stuck.stderr
+    assert two in cli("list", "--all").stdout
+    pair.hosts[1].boot()
+    again = cli("rm", "-y", "--everywhere", two)
+    assert (again.code, list((pair.hosts[1].home / ".cloudtrain/jobs").glob("*"))) == (0, []), again.stderr
+
+
 # -- hosts -----------------------------------------------------------------------------------------------------------
 
 
