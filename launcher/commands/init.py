@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 
+from ..backend_table import BUILT_IN
 from ..errors import UsageError
 from ..job import name_of
 from .options import DEFAULT_FILE
 
 KINDS = ("task", "script")
-BACKENDS = ("ssh", "slurm", "sagemaker", "azureml", "vertex")
+_BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
+BACKENDS = tuple(name for name in BUILT_IN if (_BLOCKS / f"{name}.yaml").is_file())
 SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
 _EVERYWHERE = re.compile(r"\n# Where else it can run.*", re.DOTALL)  # the starter's commented blocks of all backends
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
@@ -88,7 +90,7 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
 
 def _for(backend: str, text: str) -> str:
     """Return the starter's config with the block of one backend, in place of the commented blocks of all."""
-    block = (files("cloudtrain.templates") / "starters" / "backends" / f"{backend}.yaml").read_text(encoding="utf-8")
+    block = (_BLOCKS / f"{backend}.yaml").read_text(encoding="utf-8")
     return _EVERYWHERE.sub(lambda _: f"\n{block}", text.replace("backend: local", f"backend: {backend}", 1))
 
 
