@@ -337,6 +337,26 @@ def test_active_job_is_not_removed(registry: Registry, add: MakeJob, command: Co
     assert len(registry.jobs()) == 2
 
 
+def test_prune_asks_before_it_removes_a_resumable_job(
+    registry: Registry, add: MakeJob, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without consent only the jobs stay that `resume` could go on with."""
+    add("old")
+    add("saved", replace(DONE, state="stopped", reason="user", resumable=True))
+    asked: list[str] = []
+
+    def answer(question: str, *, yes: bool) -> bool:
+        asked.append(question)
+        return "resume" not in question
+
+    monkeypatch.setattr("cloudtrain.launcher.commands.prune.confirm", answer)
+    monkeypatch.setattr("cloudtrain.launcher.commands.rm.confirm", answer)
+    code, shown = command("prune", "--older", "1s")
+    assert (code, [job.id for job in registry.jobs()]) == (0, ["saved"])
+    assert asked[0] == "Remove 1 job that `resume` could go on with?"
+    assert "saved  stopped (user), resumable" in shown
+
+
 def test_prune_removes_old_jobs_alone(registry: Registry, add: MakeJob, command: Command) -> None:
     """The age counts from the end; running jobs and damaged jobs stay."""
     add("old")
