@@ -51,7 +51,8 @@ def begin(*, place: str, version: str, name: str, files: Mapping[str, int], repl
     root.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(root).free
     if free < needed:
-        raise Refused(f"{root} has {free / 1e6:.0f} MB free, and the model needs {needed / 1e6:.0f} MB: make room")
+        parts = f"{(needed - MARGIN_BYTES) / 1e6:.1f} MB of the model and {MARGIN_BYTES / 1e6:.0f} MB that stay free"
+        raise Refused(f"{root} has {free / 1e6:.0f} MB free, and needs {parts}: make room")
     part.mkdir(exist_ok=True)
     return {"place": str(root), "kept": False, "arrived": arrived}
 

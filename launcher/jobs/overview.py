@@ -113,7 +113,7 @@ def _head(view: JobView) -> Iterator[tuple[str, str]]:
     if attempt.ref is not None and not traits(job.backend).runs_here:
         number = f", job {attempt.platform_number}" if attempt.platform_number else ""
         url = f": {view.state.url}" if view.state.url else ""
-        yield "there", f"{attempt.name}{number}, as {job.backend} knows it{url}"
+        yield "there", f"{attempt.name}{number}, the job's name on {job.backend}{url}"
 
 
 def _pending(view: JobView) -> Rows:

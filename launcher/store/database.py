@@ -338,7 +338,10 @@ class Database:
         return ConfigError(
             f"the job registry cannot be used: {words_of(error)}",
             where=self.path,
-            hint="free some room, move the file away if it is damaged or of another version (`cloudtrain adopt` finds"
+            hint="install that version of cloudtrain again, move the file away (`cloudtrain adopt` finds running jobs"
+            " again), or set CLOUDTRAIN_HOME to another folder"
+            if "another version of cloudtrain" in str(error)
+            else "free some room, move the file away if it is damaged (`cloudtrain adopt` finds"
             " running jobs again), or set CLOUDTRAIN_HOME to another folder",
         )
 
