@@ -10,6 +10,7 @@ import pytest
 
 from cloudtrain.launcher.planning.render import render_text
 from doubles.slurm.handle import Slurm
+from doubles.waiting import until
 
 CONFIG = f"""\
 name: digits
@@ -119,3 +120,19 @@ def test_dead_controller_and_spent_budget_are_told(doctor: Doctor, slurm: Slurm)
     found = doctor()
     assert list(found) == ["login node", "controller", "shared disk"]
     assert found["controller"]["verdict"] == "fail"
+
+
+def test_job_is_removed_from_the_shared_disk_too(cli: Any, doctor: Doctor, slurm: Slurm, tmp_path: Path) -> None:
+    """`rm` names the job's folder on the cluster with its size; --everywhere removes that folder alone."""
+    doctor(("instances: 2", "instances: 1"), (', accelerators: "A100:2"', ""))
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(300)\n")
+    job = cli.ok("submit", "-d", "-y", "--json", cwd=tmp_path).json["job"]
+    cli("stop", job, "--now", "-y")
+    until(lambda: cli("status", job, "--json").json["state"] not in ("running", "stopping", "pending"), 90)
+    asked = cli("rm", job).stderr
+    assert f"login:/home/alice/.cloudtrain/jobs/{job}  " in asked, asked
+    assert "stays: --everywhere removes it, too" in asked
+    cli.ok("rm", "-y", "--everywhere", job)
+    assert not (slurm.home() / ".cloudtrain/jobs" / job).exists()
+    assert (slurm.home() / ".cloudtrain/runtime").exists()
+    assert "/home/alice/.cloudtrain/runtime" in cli.ok("hosts", "--disk", cwd=tmp_path).stdout
