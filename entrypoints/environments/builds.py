@@ -25,7 +25,8 @@ WORDS = 4  # lines at the end of a tool's output
 _NOISE = re.compile(
     r"^\s*$|^\[notice\]|^WARNING: (You are using pip|Running pip as|The director)|^note: |^hint: See above"
 )
-_FAULT = re.compile(r"^\s*(ERROR|Error|error|fatal|FATAL)\b")
+_FAULT = re.compile(r"^\s*(?:(?:ERROR|Error|error|fatal|FATAL)\b|[\w.]+(?:Error|Exception): )")
+_SATISFIED = b"Requirement already satisfied: "  # pip's words for each package of the image
 
 
 @contextlib.contextmanager
@@ -76,7 +77,7 @@ def run(
 ) -> int | None:
     """Run a command to its end, append its output to the log; return the exit code, None if the time ran out.
 
-    `shows`: the output goes to standard output as well, while the command runs.
+    `shows`: the output goes to standard output as well, while the command runs, without the packages that are there.
     """
     end_s = time.monotonic() + limit_s
     with log.open("ab") as file, log.open("rb") as written:
@@ -95,10 +96,12 @@ def run(
             preexec_fn=processes.die_with_parent,
         )
         try:
-            is_over = not shows
+            is_over, rest = not shows, b""
             while not is_over:
                 is_over = child.poll() is not None or time.monotonic() > end_s
-                sys.stdout.buffer.write(written.read())
+                *lines, rest = (rest + written.read()).split(b"\n")
+                lines = [line + b"\n" for line in lines if not line.startswith(_SATISFIED)]
+                sys.stdout.buffer.write(b"".join(lines) + (rest if is_over else b""))
                 sys.stdout.flush()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(POLL_S)
@@ -116,7 +119,7 @@ def last_words(text: str) -> str:
     """Return the last lines with a tool's errors, joined by ` | `."""
     lines = [line.strip() for line in text.splitlines() if not _NOISE.search(line) and not line.startswith("$ ")]
     faults = [line for line in lines if _FAULT.search(line)]
-    return " | ".join((faults or lines)[-WORDS:])[-1500:]
+    return " | ".join(list(dict.fromkeys(faults or lines))[-WORDS:])[-1500:]
 
 
 def cure(text: str, cures: Sequence[tuple[str, str]], otherwise: str) -> str:

@@ -110,7 +110,8 @@ def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = 
     if setup.commands:
         own = _own(root / "venv", made.python, sees_system=not (is_apart and setup.requirements))
         made = replace(made, python=own.python, environment=own.environment)
-        _run_all(setup.commands, code, own.environment, root / "log" / "boot.log", is_real=tried is None)
+        with venvs.seen_by_builds(root / "venv", interpreter.find(sys.executable)):
+            _run_all(setup.commands, code, own.environment, root / "log" / "boot.log", is_real=tried is None)
     return made
 
 

@@ -20,6 +20,19 @@ from ..errors import Refused
 _TOML = ("tomllib", "tomli", "pip._vendor.tomli")  # of Python 3.11 and newer, of the launcher, of any pip
 _EXTRAS = re.compile(r"([\w.-]+)\s*\[([^\]]*)\]\s*$")
 _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an option, a second line, a continued line
+_NAMES = "write the packages into a requirements.txt by their names on PyPI"
+_EXPORT = "uv export --no-emit-project -o requirements.txt"
+# Names of other tools' files -> the tool, and the way to a file for pip.
+_OTHERS = (
+    (r".+\.ya?ml", "conda", f"{_NAMES}; `ssh.environment: conda`, or an image, runs a conda environment"),
+    (r"uv\.lock", "uv", f"`{_EXPORT}` writes the same versions and hashes for pip"),
+    (r"pylock(\..+)?\.toml", "a lock", f"export a requirements.txt from it: `{_EXPORT}`, `pdm export -o ...`"),
+    (r"poetry\.lock", "poetry", "`poetry export -o requirements.txt` writes the same versions and hashes for pip"),
+    (r"pdm\.lock", "pdm", "`pdm export -o requirements.txt` writes the same versions and hashes for pip"),
+    (r"Pipfile(\.lock)?", "pipenv", "`pipenv requirements --hash > requirements.txt` writes the same for pip"),
+    (r"pixi\.(toml|lock)", "pixi", _NAMES),
+    (r"setup\.(py|cfg)", "setuptools", "install the project by `setup: [pip install .]`, or list its packages"),
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,9 @@ def read(wanted: str, code: Path) -> Requirements:
     """Return the requirements in the file below `code`. Raises Refused with the file's name and the cure."""
     name, extras = split(wanted)
     path = code / name
+    for pattern, tool, way in _OTHERS:
+        if re.fullmatch(pattern, path.name) and path.is_file():
+            raise Refused(f"`{name}` is a file of {tool}, and pip installs the requirements; {way}")
     try:
         if not path.resolve().is_relative_to(code.resolve()):
             raise Refused(f"`{name}` is outside the code folder; only files below the folder are shipped")

@@ -13,15 +13,17 @@ import os
 import re
 import shutil
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from .. import atomic_json, foreign
 from ..contract import EnvironmentSpec, PreparedEnvironment
 from ..errors import Refused
+from ..format import quantity
 from . import builds, interpreter
 from .interpreter import Interpreter
 
@@ -46,7 +48,14 @@ CURES = (
         r"ensurepip is not|No module named '?(venv|ensurepip)",
         "install the package python3-venv, or set `python` to another",
     ),
-    (r"No space left|Disk quota", "free some space on this host, or set `workdir` to a larger disk"),
+    (FULL := r"No space left|Disk quota", "free some space on this host, or set `workdir` to a larger disk"),
+    (
+        r"ModuleNotFoundError: No module named",
+        (
+            "a package's build imports it, but does not ask pip for it: leave that package to `setup`; there, install "
+            "the module, then the package by `pip install --no-build-isolation PACKAGE`"
+        ),
+    ),
     (r"do not match the hashes|hashes are required", "correct the hashes in the requirements"),
     (
         r"name resolution|NewConnectionError|ConnectTimeout|timed out|unreachable|Connection refused|ProxyError|CERTIF",
@@ -244,7 +253,8 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> N
         try:
             install = [str(place / "bin" / "python"), "-I", "-m", "pip", "install", "--progress-bar=off", *limits]
             left_s = max(1.0, end_s - time.monotonic())
-            code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=spec.shows)
+            with seen_by_builds(place, base) if spec.system_site_packages else nullcontext():
+                code = builds.run([*install, "-r", file.name], log, left_s, held, environment, folder, shows=spec.shows)
         finally:
             own.unlink(missing_ok=True)
         _check(code, log, "the requirements could not be installed")
@@ -252,11 +262,32 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> N
     (place / LAST_USED).touch()
 
 
-def show(place: Path, base: Interpreter, sites: Sequence[str]) -> None:
-    """Let the environment see the packages in these folders too, and the additions of their .pth files."""
-    version = "python{}.{}".format(*base.version)
-    lines = [f"import site; site.addsitedir({site!r})\n" for site in sites]
-    (place / "lib" / version / "site-packages" / "parent.pth").write_text("".join(lines))
+def show(place: Path, base: Interpreter, sites: Sequence[str], name: str = "parent.pth") -> Path:
+    """Let the environment see the packages in these folders too, and the additions of their .pth files.
+
+    Return the file in the environment that names the folders.
+    """
+    file = place / "lib" / "python{}.{}".format(*base.version) / "site-packages" / name
+    file.write_text("".join(f"import site; site.addsitedir({site!r})\n" for site in sites))
+    return file
+
+
+@contextmanager
+def seen_by_builds(place: Path, base: Interpreter) -> Iterator[None]:
+    """Let the builds of pip in this environment see the interpreter's packages, as many import torch: flash-attn.
+
+    pip hides the interpreter's own folders from a build, by their names. A build sees them by links, after the packages
+    that the build asks for. The links end with the installation, and lie outside the environment: pip removes nothing.
+    """
+    with tempfile.TemporaryDirectory(prefix="cloudtrain-") as below:
+        links = [Path(below, str(number)) for number, _ in enumerate(base.sites)]
+        for link, site in zip(links, base.sites, strict=True):
+            link.symlink_to(site)
+        file = show(place, base, [str(link) for link in links], "below.pth")
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def lay_out(folder: Path) -> str:
@@ -295,8 +326,19 @@ def _check(code: int | None, log: Path, what: str) -> None:
             f"not done after {builds.LIMIT_S:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
         )
     else:
-        said = f"{builds.last_words(text)}; {builds.cure(text, CURES, 'see the log')}"
+        full = [(FULL, _room(log.parent))]
+        said = f"{builds.last_words(text)}; {builds.cure(text, [*full, *CURES], 'see the log')}"
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
+
+
+def _room(folder: Path) -> str:
+    """Return the cure for a full disk: the environment's disk, or the smaller one where pip unpacks and builds."""
+    scratch = Path(tempfile.gettempdir())
+    there, here = (shutil.disk_usage(each).free for each in (scratch, folder))
+    if there >= here:
+        return f"{quantity(here)}B are free in {folder}: free some space, or set `workdir` to a larger disk"
+    words = f"pip unpacks and builds in {scratch}, which has {quantity(there)}B free"
+    return f"{words}: set `env: {{TMPDIR: FOLDER}}` to a folder on a larger disk ({folder} has {quantity(here)}B free)"
 
 
 def _lines(text: str, folder: Path, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
@@ -328,7 +370,13 @@ def _local(name: str, folder: Path, line: str) -> Path:
     path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", name.strip("'\""))).expanduser()
     found = (folder / path).resolve()
     if not found.exists():
-        raise Refused(f"the requirements say `{line}`, but there is no {found}; is it excluded from the shipped code?")
+        hint = "is it excluded from the shipped code?"
+        if path.is_absolute():
+            hint = (
+                "a path of the machine that wrote the file: write `NAME==VERSION` (`pip list --format=freeze` prints "
+                "such lines, also in conda's environments), or ship the file with the code"
+            )
+        raise Refused(f"the requirements say `{line}`, but there is no {found}; {hint}")
     return found
 
 

@@ -77,8 +77,8 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
         yield Fault(f"`{named(node)}` is outside the code folder", key, node.place, hint)
     elif _what(file) != "file":
         yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
-    elif key == "requirements":
-        yield from _requirements_faults(node, code_dir)
+    elif key.endswith("requirements"):
+        yield from _requirements_faults(node, code_dir, key)
     elif "." in key:  # of a backend's block
         return
     elif file.suffix == ".ipynb":
@@ -98,17 +98,17 @@ def _named_by(root: YamlNode, key: str) -> YamlNode | None:
     return node if is_named else None
 
 
-def _requirements_faults(node: YamlNode, code_dir: Path) -> Iterator[Fault]:
+def _requirements_faults(node: YamlNode, code_dir: Path, key: str) -> Iterator[Fault]:
     """Yield the faults of a requirements file, and of the files that the requirements file includes."""
     from cloudtrain.entrypoints.environments import requirements, venvs
     from cloudtrain.entrypoints.errors import Refused
 
     try:
         found = requirements.read(node.value, code_dir)
-        venvs.check(found.text, found.folder)
+        venvs.check(found.text, found.folder if key == "requirements" else code_dir)
     except Refused as refused:
         message, _, hint = str(refused).partition("; ")
-        yield Fault(message, "requirements", node.place, hint)
+        yield Fault(message, key, node.place, hint)
 
 
 def _what(path: Path) -> str:

@@ -58,10 +58,15 @@ CAUSES = (
         of_sized_disk="raise resources.disk_gb, or lower checkpoint.keep",
     ),
     Cause(
+        r"requirements could not be installed: .*No module named '(?P<module>[^']+)'",
+        "the build of a package imports `{module}`, which is not there while pip builds",
+        "in `setup`, install `{module}` and then the package by `pip install --no-build-isolation`",
+    ),
+    Cause(
         r"No module named '(?P<module>[^']+)'",
         "the job's Python has no module `{module}`",
-        "install it where the job runs (image, or the backend's environment); if it is your own, see that code.dir "
-        "holds it and that no ignore file names it",
+        "name its package in `requirements`, or install it in the image or environment; if it is your own, see that "
+        "code.dir holds it, that no ignore file names it, and that env.PYTHONPATH names a folder such as src",
     ),
     Cause(
         r"No such file or directory: '(?P<path>(?!/)[^']+)'",

@@ -5,11 +5,15 @@ The tests cannot install conda: the folders hold only an interpreter and conda-m
 
 import fcntl
 import functools
+import importlib.util
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -254,6 +258,10 @@ def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES do not match the hashes from", "correct the hashes"),
         ("The virtual environment was not created successfully because ensurepip is not\navailable.", "python3-venv"),
         ("ERROR: Cannot install a and b because these package versions have conflicting dependencies.", "loosen"),
+        (
+            "  ModuleNotFoundError: No module named 'torch'\nerror: subprocess-exited",
+            "--no-build-isolation",
+        ),
         ("error: subprocess-exited-with-error\n× Building wheel for a did not run", "a version that has a wheel"),
         ("Segmentation fault", "see the log"),
     ],
@@ -261,6 +269,69 @@ def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None
 def test_remedy_follows_from_pips_message(said: str, words: str) -> None:
     """The first cause counts: an unreachable index also gives "distribution not found"."""
     assert words in builds.cure(said, venvs.CURES, "see the log")
+
+
+@pytest.mark.slow
+def test_build_that_imports_torch_sees_the_interpreters(
+    ask: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Build isolation hides no torch of a plain interpreter, the ranks see no link, and the interpreter stays whole."""
+    base = plain_python(tmp_path / "base")
+    site = Path(base.sites[0])
+    for name in ("torch", "tiny"):
+        (site / f"{name}-0.1.dist-info").mkdir()
+        (site / f"{name}-0.1.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+        (site / f"{name}-0.1.dist-info" / "RECORD").write_text(f"{name}.py,,\n")
+        (site / f"{name}.py").write_text("VERSION = '0.1'\n")
+    flash = Path(ask["code"], "flash")
+    flash.mkdir()
+    (flash / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'own'\nbackend-path = ['.']\n"
+    )
+    (flash / "own.py").write_text(
+        "import shutil\n\nimport torch\n\n\ndef build_wheel(folder, *_):\n"
+        "    return shutil.copy('../wheels/tiny-1.0-py3-none-any.whl', folder).split('/')[-1]\n"
+    )
+    asked = {"python": base.path, "holds_torch": True, "shows": True, "system_site_packages": True}
+    made = prepare(spec={**ask, **asked, "requirements": "--no-index\ntorch\n./flash\n"})
+    assert run_in(made, "import tiny; print(tiny.VERSION)") == "1.0"
+    assert "cloudtrain-" not in run_in(made, "import sys; print(sys.path)")
+    assert (site / "tiny.py").exists()
+    shown = capfd.readouterr().out
+    assert "Successfully installed tiny-1.0" in shown
+    assert "already satisfied" not in shown
+    (flash / "own.py").write_text("import absent\n")
+    with pytest.raises(Refused, match=r"No module named 'absent'.*--no-build-isolation PACKAGE"):
+        prepare(spec={**ask, **asked, "requirements": "--no-index\n./flash\n"})
+
+
+def plain_python(prefix: Path) -> interpreter.Interpreter:
+    """Return a Python that is no venv, with a folder of packages that holds pip alone."""
+    version = "python{}.{}".format(*sys.version_info)
+    (prefix / "bin").mkdir(parents=True)
+    python = Path(shutil.copy(os.path.realpath(sys.executable), prefix / "bin" / version))
+    library = Path(os.__file__).parent
+    (prefix / "lib" / version).mkdir(parents=True)
+    for each in library.iterdir():
+        if each.name not in ("site-packages", "dist-packages"):
+            (prefix / "lib" / version / each.name).symlink_to(each)
+    site = Path(interpreter.probe(str(python)).sites[0])
+    site.mkdir(parents=True, exist_ok=True)
+    pip = Path(str(importlib.util.find_spec("pip").origin)).parent
+    for each in [pip, *pip.parent.glob("pip-*.dist-info")]:
+        (site / each.name).symlink_to(each)
+    return interpreter.probe(str(python))
+
+
+@pytest.mark.parametrize(("scratch", "words"), [(1, "set `env: {TMPDIR: FOLDER}`"), (9, "set `workdir`")])
+def test_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scratch: int, words: str) -> None:
+    """The cure names the disk with less room: where pip unpacks, or where the environment lies."""
+    usage = shutil.disk_usage(tmp_path)
+    (tmp_path / "log").write_text("ERROR: Could not install packages due to an OSError: [Errno 28] No space left")
+    rooms = {tempfile.gettempdir(): scratch, str(tmp_path): 5}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=rooms[str(path)] << 30))
+    with pytest.raises(Refused, match=re.escape(words)):
+        venvs._check(1, tmp_path / "log", "the requirements could not be installed")
 
 
 def test_prune_removes_only_unused_environments(tmp_path: Path) -> None:

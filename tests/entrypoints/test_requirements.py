@@ -91,6 +91,14 @@ def test_pip_file_is_passed_unchanged(code: Path) -> None:
         ("pyproject.toml", '[project]\ndependencies = ["a\\n-e ."]', "not a requirement such as"),
         ("pyproject.toml", "[project]\ndependencies = ['a\\']", "not a requirement such as"),
         ("pyproject.toml", "[project]\ndependencies = [1]", "not a requirement such as"),
+        ("environment.yml", "dependencies: [numpy]", "a file of conda, and pip installs"),
+        ("env/cuda.yaml", "dependencies: [numpy]", "a file of conda"),
+        ("uv.lock", "version = 1", "uv export --no-emit-project -o requirements.txt"),
+        ("pylock.toml", "lock-version = '1.0'", "export a requirements.txt from it"),
+        ("pylock.train.toml", "lock-version = '1.0'", "a file of a lock"),
+        ("poetry.lock", "", "poetry export"),
+        ("Pipfile", "[packages]", "pipenv requirements"),
+        ("setup.py", "import setuptools", r"setup: \[pip install \.\]"),
         ("train.py", "print()", "no header"),
         ("train.py", SCRIPT + SCRIPT, "several headers"),
     ],
@@ -98,6 +106,7 @@ def test_pip_file_is_passed_unchanged(code: Path) -> None:
 def test_file_without_packages_is_refused(code: Path, name: str, text: str | None, words: str) -> None:
     """The message names the file, and a line that pip would take for an option is refused."""
     if text is not None:
+        (code / requirements.split(name)[0]).parent.mkdir(exist_ok=True)
         (code / requirements.split(name)[0]).write_text(text)
     with pytest.raises(Refused, match=words):
         requirements.read(name, code)

@@ -41,7 +41,12 @@ TEXTS = [
     ("RuntimeError", SHM, "shared memory (/dev/shm) is too small"),
     ("OSError", "[Errno 28] No space left on device", "a disk is full"),
     ("RuntimeError", "iostream error; the disk of /mnt/checkpoints is full: 3 MB free", "a disk is full"),
-    ("ModuleNotFoundError", "No module named 'strtok'", "no module `strtok`"),
+    ("ModuleNotFoundError", "No module named 'strtok'", "no module `strtok`; name its package in `requirements`"),
+    (
+        None,
+        "the requirements could not be installed: ModuleNotFoundError: No module named 'wheel'; a",
+        "--no-build-iso",
+    ),
     ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/train.bin'", "`data/train.bin` was not sent"),
     ("OSError", "[Errno 98] Address already in use", "has the port"),
     ("DistBackendError", NCCL, "in a collective"),
