@@ -60,18 +60,19 @@ class Message(Record):
 
 
 @dataclass(frozen=True)
-class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone"):
+class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone workdir"):
     """The program of a job."""
 
     kind: str = "task"  # task, script, module, or sweep: trials of a task
     target: str = "task.py"  # the file or the module
     args: tuple[str, ...] = ()
     resume_args: tuple[str, ...] = ()  # of scripts and modules: follow `args` if the job resumes from a checkpoint
-    # Of scripts and modules: paths in the code folder that cloudtrain copies to the checkpoint folder
+    # Of scripts and modules: paths in the working directory that cloudtrain copies to the checkpoint folder
     keep: tuple[str, ...] = ()
     progress: Mapping[str, Any] | None = None  # how to read steps from the output of a script
     on_stop: str | None = None  # `save` asks a Trainer to save
     allow_alone: bool = False  # the ranks need not join one process group
+    workdir: str | None = None  # of scripts and modules: the working directory, below the code; None: the code folder
 
     @property
     def is_own(self) -> bool:

@@ -64,6 +64,8 @@ def main() -> int:
     try:
         spec = JobSpec.load(json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text()))
         node = nodes.identify(os.environ)
+        if spec.run.workdir is not None:  # also for the trials of a sweep, which the controller starts
+            os.environ[variables.WORKDIR] = spec.run.workdir
     except (OSError, KeyError, ValueError) as error:
         message = f"boot: cannot read the job's spec: {error!r}"
         print(message, file=sys.stderr)

@@ -31,7 +31,8 @@ class NodeFiles:
         self.port = 0
         self.is_opening = False
         self._spec, self._log = spec, Path(spec.root) / "log"
-        where = Path(spec.root) / "code", self.checkpoints, spec.job.run.keep, self._log / "rank-0.log"
+        code = Path(spec.root, "code", spec.job.run.workdir or "")
+        where = code, self.checkpoints, spec.job.run.keep, self._log / "rank-0.log"
         self._keeper = None if self.is_task else FileKeeper(*where)
         self._gathering: Gathering | None = None
         self._closing_s = 0.0  # since when the ranks have ended

@@ -155,6 +155,10 @@ def _leave(code: int) -> NoReturn:
 def _run_user_code(kind: str, command: list[str]) -> None:
     """Run the script or module like the interpreter itself, in the real `__main__`."""
     target = command[0]
+    if folder := os.environ.get(variables.WORKDIR):  # as `cd src && torchrun train.py`
+        target = target if kind == "module" else os.path.relpath(target, folder)
+        os.chdir(folder)
+        sys.path[0] = str(Path.cwd())
     sys.argv = [target, *(variables.of_rank(word, os.environ) for word in command[1:])]
     _take_path(os.environ)
     if kind == "module":

@@ -19,6 +19,7 @@ _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASC
 _OF_RANK = re.compile(r"\$(\$?)(RANK|LOCAL_RANK|WORLD_SIZE)\b", re.ASCII)
 # The job's own PYTHONPATH, for user code alone: a module `random` there would break torchrun and the worker.
 PYTHONPATH = f"{PREFIX}PYTHONPATH"
+WORKDIR = f"{PREFIX}WORKDIR"  # the folder below the code in which a script or module starts; absent: the code folder
 
 
 def deadline_s(environ: Mapping[str, str]) -> float | None:

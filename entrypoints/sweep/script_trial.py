@@ -48,7 +48,9 @@ class ScriptTrial:
         found = atomic_json.read_json(folder / _PROGRESS) or {}
         self.step, self.value = int(found.get("step") or 0), found.get("value")
         self.has_begun = self._is_evaluated = False
-        self._keeper = FileKeeper(self.code, self.checkpoints, run.keep, work / "log" / "rank-0.log")
+        self._keeper = FileKeeper(
+            self.code / (run.workdir or ""), self.checkpoints, run.keep, work / "log" / "rank-0.log"
+        )
         while not self._keeper.has_opened():
             pass  # each call waits
         if self._keeper.fault:

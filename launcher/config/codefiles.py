@@ -62,7 +62,14 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     of_blocks = (f"{name}.{key}" for name in blocks_of(root.value) for key in traits(name).code_files)
     keys = ("task", "script", "requirements", *of_blocks)
     faults = [fault for key in keys for fault in _file_faults(root, key, folder, code_dir)]
-    return [*faults, *_module_faults(root, code_dir)]
+    node = given(root, "distributed", "workdir")
+    if node is None or node.broken or not isinstance(node.value, str):
+        return [*faults, *_module_faults(root, code_dir)]
+    start = code_dir / node.value
+    if not start.resolve().is_relative_to(code_dir.resolve()) or _what(start) != "folder":
+        hint = "the folder in which the ranks start is one of the shipped code, and relative to `code.dir`"
+        return [*faults, Fault(f"no folder `{named(node)}` in the code", "distributed.workdir", node.place, hint)]
+    return [*faults, *_module_faults(root, start)]
 
 
 def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iterator[Fault]:

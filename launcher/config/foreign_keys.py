@@ -83,7 +83,8 @@ run command commands cmd:
 conda conda_env environment_yml:
         write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`
 workdir work_dir working_dir working_directory cwd:
-        write `code.dir` for the folder to ship, in which the ranks start; `ssh.workdir` is for files on the hosts
+        write `code.dir` for the folder to ship, `distributed.workdir` for the one of its folders in which the ranks
+        start; `ssh.workdir` is for files on the hosts
 artifacts output_dir outputs_dir:
         write `keep: [out/]` for files in the working directory; `outputs` copies CLOUDTRAIN_OUTPUT_DIR elsewhere
 batch_size: write `training.global_batch_size` (all ranks together) or `training.micro_batch_size` (one rank)

@@ -73,6 +73,10 @@ def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
             hint = "the shared trainer does so by itself: leave the key out"
             hint = "a task takes its settings from `params`" if name == "args" else hint
             yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
+    if given(root, "task") and not own and given(root, "distributed", "workdir"):
+        hint = "a task has the code folder as its working directory: leave the key out"
+        message = "`distributed.workdir` goes with `script` or `module`, not with `task`"
+        yield between(root, message, hint, ("distributed", "workdir"), ("task",))
     if own and not given(root, "task"):
         for name, hint in (
             ("params", "give them as `args`"),

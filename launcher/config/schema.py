@@ -123,6 +123,12 @@ class Distributed(Section):
         "script an hour; a script may also be silent for 20 times its longest silence before.",
         "30m",
     )
+    workdir: RelativePath | None = key(
+        None,
+        "Folder below `code.dir` in which the ranks start, as in `cd src && torchrun train.py`. `script` stays "
+        "relative to `code.dir`; `keep` and `module` are relative to this folder. Default: `code.dir`.",
+        "src",
+    )
     timeout_s: int = key(600, "Seconds a collective call may take before the ranks count as hung.", 600, ge=1)
 
 

@@ -66,6 +66,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             progress=config.progress.model_dump(mode="json", exclude_defaults=True) or None,
             on_stop=config.on_stop if config.on_stop != "signal" else None,
             allow_alone=distributed.allow_alone,
+            workdir=distributed.workdir,
         ),
         checkpoint=CheckpointSettings(
             every_s=checkpoint.every, saved_step=plan.saved_step, **checkpoint.model_dump(exclude={"every", "uri"})

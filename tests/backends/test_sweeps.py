@@ -195,12 +195,16 @@ Path("saved/state.pt").write_bytes(b"x")
 
 
 def test_search_that_pauses_a_script_needs_a_proven_resume(cli: Any, tmp_path: Path) -> None:
-    """`submit` asks for a rehearsal; after the rehearsal the trials of the script pause and continue."""
+    """`submit` asks for a rehearsal; after the rehearsal the trials of the script pause and continue.
+
+    The script starts in its own folder, and its kept files lie there, in the rehearsal and in the trials.
+    """
     folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "fit.py").write_text(SCRIPT)
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "fit.py").write_text(f"assert __import__('os').path.exists('fit.py')\n{SCRIPT}")
     (folder / "cloudtrain.yaml").write_text(
-        "name: fit\nscript: fit.py\nargs: {lr: 0.1}\nkeep: [saved/]\nresume_args: [--resume]\nbackend: local\n"
+        "name: fit\nscript: src/fit.py\ndistributed: {workdir: src}\n"
+        "args: {lr: 0.1}\nkeep: [saved/]\nresume_args: [--resume]\nbackend: local\n"
         "sweep: {space: {args.lr: {uniform: [0.05, 0.4]}}, algorithm: halving, trials: 4, first_rung: 4, steps: 12}\n"
         "local: {price_per_hour: 1}\nbudget: {limit: 2 USD}\n"
     )

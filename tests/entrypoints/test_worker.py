@@ -68,6 +68,19 @@ def test_module_runs_as_python_m(tmp_path: Path) -> None:
     assert run(tmp_path, "module", "pkg.train", "-x").stdout == plain.stdout
 
 
+@pytest.mark.parametrize(
+    ("kind", "command", "ours"), [("script", "train.py", "sub/train.py"), ("module", "-m train", "train")]
+)
+def test_script_starts_in_the_folder_that_the_config_names(tmp_path: Path, kind: str, command: str, ours: str) -> None:
+    """With `distributed.workdir: sub`, all is as after `cd sub`."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "train.py").write_text("import os, sys\nprint(os.getcwd(), sys.argv, sys.path[0], __file__)")
+    python = [sys.executable, *command.split(), "-x"]
+    plain = subprocess.run(python, cwd=tmp_path / "sub", capture_output=True, text=True, check=True)
+    own = {"CLOUDTRAIN_CODE_DIR": str(tmp_path), "CLOUDTRAIN_WORKDIR": "sub"}
+    assert run(tmp_path, kind, ours, "-x", **own).stdout == plain.stdout
+
+
 @pytest.mark.parametrize("name", ["random", "signal", "dataclasses", "pathlib"])
 def test_names_of_the_standard_library_break_nothing_of_ours(tmp_path: Path, name: str) -> None:
     """The code's root and the job's PYTHONPATH are for the script: torchrun and the worker import the library's own."""
