@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
 from cloudtrain.entrypoints.foreign import is_inside, sha256_of
+from cloudtrain.entrypoints.replication.rotation import unseen
 from cloudtrain.launcher.backend import LeftFiles
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError
 
@@ -22,11 +23,13 @@ CLOCKS_S = 0.25  # clock differences up to this are not corrected: the round tri
 def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> list[Path]:
     """Copy a folder of each node below `folder`; return the files there.
 
-    If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Raises UnreachableError if a
-    host was skipped, after the files of the reached hosts are in the folder.
+    If files of equal names differ between hosts, the later hosts' files go to `node-N/`. Of a series of checkpoints of
+    the first host, older ones that only a later host has are left out: the script has removed them.
+    Raises UnreachableError if a host was skipped, after the files of the reached hosts are in the folder.
     """
     files: dict[Path, int] = {}
     missing = []
+    leader: list[str] | None = None
     for number, (host, place) in enumerate(places):
         try:
             reply = fleet.call(host, "files.tree", {"folder": place})
@@ -34,6 +37,9 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
             missing.append(host.name)
             continue
         there = reply["files"] or ()
+        leader = [name for name, _ in there] if leader is None else leader
+        left_out = unseen((name for name, _ in there), leader)
+        there = [(name, size) for name, size in there if name not in left_out]
         here = {name: files.get(_inside(host, folder, name)) for name, _ in there}
         like = [name for name, size in there if here[name] == size]
         sums = fleet.call(host, "files.tree", {"folder": place, "sums": like}, limit_s=SUMS_S)["sums"] if like else {}

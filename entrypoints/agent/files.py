@@ -10,7 +10,7 @@ from ..contract import AgentSpec, has_checkpoint
 from ..replication import copies
 from ..replication.replicas import Replicas
 from ..replication.restore import Gathering
-from ..scripts.keep import FileKeeper, newest, report_unkept
+from ..scripts.keep import FileKeeper, newest, report_unkept, saved
 from . import transport
 from .coordinate import Desired
 
@@ -39,7 +39,7 @@ class NodeFiles:
         self._replicas: Replicas | None = None
         if spec.copies:
             folder, token = self.checkpoints, spec.token
-            server = transport.on_free_port(spec, lambda port: copies.Server(folder, spec.address, port, token))
+            server = transport.on_free_port(spec, lambda port: copies.Server(folder, spec.address, port, token, saved))
             self.port = server.address[1]
             self._replicas = Replicas(folder, leader, token, Path(spec.copies))
 
@@ -74,7 +74,8 @@ class NodeFiles:
         if self._replicas is not None and sources and needs_files:
             merged = self._keeper.tops if self._keeper is not None else ()
             where = self.checkpoints, sources, self._spec.token, self._replicas.note
-            self._gathering = Gathering(*where, newest_alone=self.is_task, merged=merged)
+            finds = None if self.is_task else saved
+            self._gathering = Gathering(*where, newest_alone=self.is_task, merged=merged, saved=finds)
 
     def opened(self) -> tuple[str, ...] | None:
         """Return the files that could not be fetched, once all others are here; None before, and without a start."""

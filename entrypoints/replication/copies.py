@@ -18,8 +18,8 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from ..checkpoints import folder as checkpoints
 from ..records import RecordError
 from . import entries as listing
-from . import partial_files
+from . import partial_files, rotation
 from . import wire as copywire
 from .entries import File, StoredEntry
 from .wire import Seal, Wire, WireError
@@ -143,12 +143,17 @@ class Sums:
 class Server:
     """Offers a folder until `close` or the end of the process; does not delay the end of the process."""
 
-    def __init__(self, folder: Path, address: str, port: int, token: str) -> None:
-        """Offer the folder's entries to clients with the token; `self.address` has the real port in place of 0."""
+    def __init__(
+        self, folder: Path, address: str, port: int, token: str, saved: Callable[[Path], rotation.Saved] | None = None
+    ) -> None:
+        """Offer the folder's entries to clients with the token; `self.address` has the real port in place of 0.
+
+        `saved` returns the checkpoints that a script has saved in a folder.
+        """
         if not token:
             raise ValueError("a server of copies needs a token")
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._folder, self._token = folder, token
+        self._folder, self._token, self._saved = folder, token, saved
         self._listening = socket.create_server((address, port), family=family)
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self._slots = threading.BoundedSemaphore(CONNECTIONS)
@@ -185,7 +190,7 @@ class Server:
                 wire = Wire(sock, HELLO_S, self._is_over)
                 wire.meet(Seal(self._token, PURPOSE, is_server=True))
                 wire.stall_s = copywire.STALL_S
-                _answer(wire, self._folder)
+                _answer(wire, self._folder, self._saved)
         finally:
             self._slots.release()
 
@@ -198,6 +203,13 @@ def entries(address: str, port: int, token: str, *, stop: threading.Event | None
         while (message := _next(wire, "entry", "end")).get("end") is None:
             found.append(_entry(message["entry"]))
     return sorted(found, key=listing.order, reverse=True)
+
+
+def saved(address: str, port: int, token: str, *, stop: threading.Event | None = None) -> rotation.Saved:
+    """Return the checkpoints that a script has saved at the server. Raises CopyError; Halted once `stop` is set."""
+    with _words(f"cannot learn what {address}:{port} has"), _session(address, port, token, stop) as wire:
+        wire.send({"want": "saved"})
+        return {str(name): frozenset(map(str, kinds)) for name, kinds in _next(wire, "saved")["saved"].items()}
 
 
 def shares(address: str, port: int, token: str, folder: Path, *, stop: threading.Event | None = None) -> bool:
@@ -226,21 +238,23 @@ def fetch(
     *,
     note: Path | None = None,
     sets_aside: bool = False,
+    leaves_out: Mapping[str, Sequence[Any]] | None = None,
     stop: threading.Event | None = None,
 ) -> Fetched:
     """Copy the server's entry into the folder, unless the same entry is present. Raises CopyError and its subclasses.
 
     A local entry of the same name is replaced only if the `note` has the entry as fetched, and the
     entry has not changed since. A different local entry stays, and AlreadySaved is raised; with `sets_aside`, an entry
-    that was present before the copy is set aside. MARGIN_BYTES stay free on the disk. The next copy of any name
-    removes the partial files of an interrupted copy.
+    that was present before the copy is set aside. `leaves_out`: the checkpoints (`names`) and the files (`have`: path,
+    size and time) of the entry that the server should not send. MARGIN_BYTES stay free on the disk. The next copy of
+    any name removes the partial files of an interrupted copy.
     """
     with (
         _words(f"cannot copy {name} from {address}:{port} to {into} on {socket.gethostname()}"),
         partial_files.exclusive(into, name, stop) as partial,
         _session(address, port, token, stop) as wire,
     ):
-        wire.send({"want": "get", "name": name})
+        wire.send({"want": "get", "name": name, **(leaves_out or {})})
         entry = _entry(_next(wire, "entry")["entry"])
         if entry.name != name:
             raise WireError(f"the server offers {entry.name!r}, which was not requested")
@@ -264,7 +278,7 @@ def fetch(
     return Fetched(entry, entry.bytes)
 
 
-def _answer(wire: Wire, folder: Path) -> None:
+def _answer(wire: Wire, folder: Path, saved_in: Callable[[Path], rotation.Saved] | None) -> None:
     ask = wire.receive()
     name = ask.get("name")
     try:
@@ -273,7 +287,11 @@ def _answer(wire: Wire, folder: Path) -> None:
                 wire.send({"entry": entry.dump()})
             wire.send({"end": True})
         elif ask.get("want") == "get" and isinstance(name, str) and listing.is_name(name):
-            _send(wire, folder, name)
+            _send(wire, folder, name, ask)
+        elif ask.get("want") == "saved":
+            wire.send(
+                {"saved": {} if saved_in is None else {n: sorted(kinds) for n, kinds in saved_in(folder).items()}}
+            )
         elif ask.get("want") == "sees" and isinstance(name, str) and partial_files.PROBE.fullmatch(name):
             wire.send({"sees": (folder / name).exists()})
         else:
@@ -284,9 +302,25 @@ def _answer(wire: Wire, folder: Path) -> None:
         wire.send({"fault": f"it cannot read it: {error.strerror or error}"})
 
 
-def _send(wire: Wire, folder: Path, name: str) -> None:
+def _wanted(root: int, name: str, ask: Mapping[str, Any]) -> tuple[StoredEntry, list[File]]:
+    """Return the entry without the checkpoints and files that the client leaves out, and its files. Raises OSError."""
+    entry, files = listing.scan(root, name)
+    have = {tuple(each) for each in ask.get("have", ())}
+    left = [
+        file
+        for file in files
+        if (file.path, file.size, file.written_ns) not in have
+        and not rotation.is_in(f"{name}/{file.path}", ask.get("names", ()))
+    ]
+    if len(left) == len(files):
+        return entry, files
+    size, mark = sum(file.size for file in left), listing.fingerprint_of(left, None)
+    return replace(entry, fingerprint=mark, bytes=size, files=len(left)), left
+
+
+def _send(wire: Wire, folder: Path, name: str, ask: Mapping[str, Any]) -> None:
     with listing.open_root(folder) as root, contextlib.closing(Sums(with_crc=False)) as sums:
-        entry, files = listing.scan(root, name)
+        entry, files = _wanted(root, name, ask)
         wire.send({"entry": entry.dump()})
         for file in files:
             with FileIO(listing.open_file(root, name, file.path)) as source:
@@ -297,7 +331,7 @@ def _send(wire: Wire, folder: Path, name: str) -> None:
                 wire.send({"file": file.dump()})
                 _send_bytes(wire, source, file.size, sums)
             wire.send({"sha256": sums.take()[0]})
-        if listing.scan(root, name)[0].fingerprint != entry.fingerprint:
+        if _wanted(root, name, ask)[0].fingerprint != entry.fingerprint:
             wire.send({"gone": "it was written to meanwhile"})
             return
     wire.send({"end": entry.fingerprint})

@@ -2,22 +2,25 @@
 
 The trainer's rank 0 reads checkpoints for all ranks, so rank 0's node gets the newest entry from any node. The ranks of
 a script each read their own disk, so every node gets the entries of the other nodes. A node's own entries are never
-replaced, except the files that the config keeps: all nodes get the newest of each. On a shared disk nothing is copied.
+replaced, except the files that the config keeps: all nodes get the newest of each, and of a script's checkpoints only
+the newest complete one. Copies of what their own node has removed are removed. On a shared disk nothing is copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from . import copies, wire
+from . import copies, rotation, wire
 from . import entries as listing
 from .entries import StoredEntry, is_own, is_same
 
 END_S = 1.0
+_MOST_FILES = 5000  # are named to a source, so that it leaves them out
 _TRIES, _RETRY_S = 20, 0.1  # for an entry that changes during the copy: the other node may merge the same entry now
 
 Source = tuple[str, int]
@@ -35,12 +38,16 @@ class Gathering:
         *,
         newest_alone: bool,
         merged: Sequence[str] = (),
+        saved: Callable[[Path], rotation.Saved] | None = None,
     ) -> None:
         """`sources` are the other nodes' servers (address, port); with `newest_alone` only the newest entry is copied.
 
         Entries whose names match a pattern of `merged` are equal on all nodes afterwards: of each file the newest.
-        `note` is the file that lists the fetched entries (entries.py).
+        `note` is the file that lists the fetched entries (entries.py). `saved` returns the checkpoints of a script in a
+        folder.
         """
+        self._saved, self._older = saved, set[str]()
+        self._merge_note = note.with_name(f"{note.stem}-merged.json")
         self._folder, self._sources, self._token, self._note = folder, sources, token, note
         self._newest_alone, self._merged = newest_alone, merged
         self._faults: dict[str, str] = {}  # entry, or a source without an answer -> reason
@@ -69,12 +76,17 @@ class Gathering:
 
     def _run(self) -> None:
         offers: list[tuple[Source, StoredEntry]] = []
+        theirs: dict[Source, rotation.Saved] = {}
         for source in self._sources:
             try:
                 if not copies.shares(*source, self._token, self._folder, stop=self._stop):
+                    if self._saved is not None:
+                        theirs[source] = copies.saved(*source, self._token, stop=self._stop)
                     offers += [(source, entry) for entry in copies.entries(*source, self._token, stop=self._stop)]
             except (copies.CopyError, OSError) as error:
                 self._fail(f"{source[0]}:{source[1]}", source, error)
+        if self._saved is not None and theirs:
+            self._rotate(self._saved(self._folder), theirs)
         had: set[str] = set()
         for source, entry in sorted(offers, key=lambda each: listing.order(each[1]), reverse=True):
             if self._stop.is_set():
@@ -82,12 +94,24 @@ class Gathering:
             if self._newest_alone and entry.step is not None and not entry.is_ours:
                 continue  # the name of a step without a manifest: the trainer cannot use the entry
             if any(fnmatchcase(entry.name, pattern) for pattern in self._merged):
-                self._merge(source, entry)
+                if entry.name not in self._older:
+                    self._merge(source, entry)
             elif entry.name not in had and self._bring(source, entry):
                 had.add(entry.name)
                 self._faults.pop(entry.name, None)
                 if self._newest_alone:
                     return
+
+    def _rotate(self, own: rotation.Saved, theirs: dict[Source, rotation.Saved]) -> None:
+        """Note which checkpoints no node needs, and remove copies of those that their own node no longer has."""
+        self._older = rotation.older(rotation.union(own, *theirs.values()))
+        for source, there in theirs.items():
+            try:
+                gone = self._older - there.keys() if there else set()  # a node without any may have lost its disk
+                for name in rotation.remove_copies(self._merge_note, self._folder, source[0], gone):
+                    print(f"gather: the copy of {name} was removed: {source[0]} no longer has it", flush=True)
+            except OSError as error:
+                print(f"gather: an old copy cannot be removed: {error}", flush=True)
 
     def _bring(self, source: Source, entry: StoredEntry) -> bool:
         """Copy the entry if needed; return whether the entry is present now: then no further source is tried."""
@@ -119,12 +143,16 @@ class Gathering:
                 return
             fetched = self._fetch_stable(source, entry.name, scratch)
             paths = scratch.rglob("*") if fetched.entry.is_folder else [scratch / entry.name]
+            placed = list[Path]()
             for path in [path for path in paths if path.is_file()]:
                 target = self._folder / path.relative_to(scratch)
                 if not target.exists() or target.stat().st_mtime_ns < path.stat().st_mtime_ns:
                     target.parent.mkdir(parents=True, exist_ok=True)
                     path.replace(target)
-            print(f"gather: {entry.name} of {source[0]} was merged", flush=True)
+                    placed.append(target)
+            rotation.note_copies(self._merge_note, self._folder, source[0], placed)
+            if placed:
+                print(f"gather: {entry.name} of {source[0]} was merged", flush=True)
         except (copies.CopyError, OSError) as error:
             self._fail(entry.name, source, error)
         finally:
@@ -132,12 +160,19 @@ class Gathering:
 
     def _fetch_stable(self, source: Source, name: str, into: Path) -> copies.Fetched:
         """Copy the entry, again if the entry has changed during the copy. Raises CopyError, OSError."""
+        have = list[tuple[str, int, int]]()
+        with contextlib.suppress(FileNotFoundError), listing.open_root(self._folder) as root:
+            have = [(file.path, file.size, file.written_ns) for file in listing.scan(root, name)[1]]
+        leaves_out: dict[str, Sequence[object]] = {
+            "have": have if len(have) <= _MOST_FILES else [],
+            "names": sorted(self._older),
+        }
         for _ in range(_TRIES - 1):
             try:
-                return copies.fetch(*source, self._token, name, into, stop=self._stop)
+                return copies.fetch(*source, self._token, name, into, leaves_out=leaves_out, stop=self._stop)
             except copies.Gone:
                 self._stop.wait(_RETRY_S)
-        return copies.fetch(*source, self._token, name, into, stop=self._stop)
+        return copies.fetch(*source, self._token, name, into, leaves_out=leaves_out, stop=self._stop)
 
     def _needs(self, entry: StoredEntry) -> bool:
         """Return whether this node lacks the entry, and has no own entry of that name and no newer entry."""

@@ -25,6 +25,7 @@ from pathlib import Path, PurePosixPath
 from .. import events
 from ..contract import is_whole
 from ..format import quantity
+from ..replication.rotation import BEST, FOLDER, Saved, is_in_series
 
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged,
 # and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
@@ -37,14 +38,11 @@ _TMP = ".kept.tmp"
 _MOST_NAMED = 6
 _MOST_IN_EVENT = 20
 
-# Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
-_FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
 _ARCHIVE = b"PK\x03\x04"  # the first bytes of a file of torch.save, a zip archive
 _SAVED = re.compile(r"\.(?:pt|pth|ckpt|tar|bin|safetensors|pkl|npz|h5|msgpack|distcp)$", re.IGNORECASE)
 _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
 )
-_BEST = re.compile(r"best", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
 _NUMBER = re.compile(r"[-_]?\d+")  # of a rank: one rank alone writes rng_state.pth, two write rng_state_0.pth
 
@@ -281,7 +279,7 @@ def newest(folder: Path) -> tuple[str, float] | None:
     found = list(_candidates(folder, folder))
     if not found:
         return None
-    is_plain = [each for each in found if not _BEST.search(each.path.rpartition("/")[2])] or found
+    is_plain = [each for each in found if not BEST.search(each.path.rpartition("/")[2])] or found
     rank = max(each.rank for each in is_plain)
     series: dict[str, list[_Candidate]] = {}
     ranked = [each for each in is_plain if each.rank == rank]
@@ -290,6 +288,17 @@ def newest(folder: Path) -> tuple[str, float] | None:
         series.setdefault(_DIGITS.sub("#", each.path), []).append(each)
     best = max((_last(each) for each in series.values()), key=lambda each: (each.changed_s, each.path))
     return best.path, best.changed_s
+
+
+def saved(folder: Path) -> Saved:
+    """Return the complete checkpoints below the folder that are part of a series, with their kinds of files."""
+    found = dict[str, frozenset[str]]()
+    for each in _candidates(folder, folder):
+        name = each.path.rpartition("/")[2]
+        stem = name if each.rank == 2 else PurePosixPath(name).stem
+        if each.rank and is_in_series(stem):
+            found[each.path] = each.kinds
+    return found
 
 
 def report_unkept(found: Sequence[Unkept], log: Path, empty: Sequence[str] | None = None) -> list[str]:
@@ -410,7 +419,7 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
             if not is_whole(entry.name):
                 continue
             if entry.is_dir():
-                if _FOLDER.search(entry.name) or (path / ".metadata").exists():
+                if FOLDER.search(entry.name) or (path / ".metadata").exists():
                     files = [each for each in path.rglob("*") if each.is_file()]
                     has_data = any(not _LOG.search(each.name) or each.name == ".metadata" for each in files)
                     if has_data and _is_whole(path, files):

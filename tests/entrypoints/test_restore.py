@@ -16,6 +16,7 @@ from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copies, entries
 from cloudtrain.entrypoints.replication.replicas import Replicas
 from cloudtrain.entrypoints.replication.restore import Gathering
+from cloudtrain.entrypoints.scripts.keep import saved
 from doubles.waiting import until
 
 TOKEN = "a" * 64
@@ -31,7 +32,7 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
     def start() -> tuple[Path, Source]:
         folder = tmp_path / f"node-{len(made) + 1}"
         folder.mkdir()
-        made.append(copies.Server(folder, HOST, 0, TOKEN))
+        made.append(copies.Server(folder, HOST, 0, TOKEN, saved))
         return folder, made[-1].address
 
     yield start
@@ -43,8 +44,8 @@ def node(tmp_path: Path) -> Iterator[Callable[[], tuple[Path, Source]]]:
 def gather(here: Path) -> Callable[..., tuple[str, ...]]:
     """Return a function that gathers, and returns the missing entries."""
 
-    def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = ()) -> tuple[str, ...]:
-        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged)
+    def run(*sources: Source, newest_alone: bool = True, merged: tuple[str, ...] = (), **more: Any) -> tuple[str, ...]:
+        gathering = Gathering(here, sources, TOKEN, note_of(here), newest_alone=newest_alone, merged=merged, **more)
         until(lambda: gathering.is_done)
         return gathering.missing
 
@@ -162,6 +163,51 @@ def test_kept_files_are_the_newest_on_all_nodes(node: Any, gather: Any, here: Pa
     texts = {name: (here / name).read_text() for name in ("out/both.pt", "out/sub/log", "out/newer.pt", "s.pt")}
     assert texts == {"out/both.pt": "there", "out/sub/log": "here", "out/newer.pt": "here", "s.pt": "there"}
     assert gather(source, newest_alone=False, merged=("out",)) == ()
+
+
+def write(folder: Path, *paths: str) -> None:
+    """Write the files, all with different times."""
+    for path in paths:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(path)
+
+
+@pytest.mark.parametrize(
+    ("there", "arrives"),
+    [
+        (("out/step_9/a.pt", "out/step_10/a.pt", "out/log.txt"), ("out/step_10/a.pt", "out/log.txt")),
+        (("out/epoch=1.ckpt", "out/epoch=2.ckpt", "out/best.ckpt"), ("out/epoch=2.ckpt", "out/best.ckpt")),
+        (("out/a/step_1/a.pt", "out/b/step_2/a.pt"), ("out/a/step_1/a.pt", "out/b/step_2/a.pt")),
+        (("out/0/a.pt", "out/1/a.pt", "out/rng_state_0.pth"), ("out/0/a.pt", "out/1/a.pt", "out/rng_state_0.pth")),
+        (("out/step_1/a.pt", "out/step_1/b.pt", "out/step_2/a.pt"),) * 2,  # the second is incomplete
+        (("step_1/a.pt", "step_2/a.pt"), ("step_2/a.pt",)),
+    ],
+)
+def test_newest_complete_checkpoint_of_a_script_is_copied(
+    node: Any, gather: Any, here: Path, there: tuple[str, ...], arrives: tuple[str, ...]
+) -> None:
+    """Of a series only the newest complete checkpoint and later ones; ranks' files and other names are no series."""
+    folder, source = node()
+    write(folder, *there)
+    assert gather(source, newest_alone=False, merged=("out", "step_*"), saved=saved) == ()
+    assert {path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()} == set(arrives)
+
+
+def test_copy_that_its_node_has_removed_is_removed(node: Any, gather: Any, here: Path) -> None:
+    """An own file of the checkpoint stays, and so do a changed copy, and all copies from a node that lost its disk."""
+    folder, source = node()
+    write(folder, "out/step_1/a.pt", "out/step_1/b.pt", "out/step_1/c.pt")
+    ask = {"newest_alone": False, "merged": ("out",), "saved": saved}
+    assert gather(source, **ask) == ()
+    write(here, "out/step_1/own.pt")
+    os.utime(here / "out/step_1/c.pt", (5, 5))
+    shutil.rmtree(folder / "out")
+    assert gather(source, **ask) == ()
+    assert len(list((here / "out/step_1").iterdir())) == 4
+    write(folder, "out/step_2/a.pt", "out/step_2/b.pt", "out/step_2/c.pt", "out/step_2/own.pt")
+    assert gather(source, **ask) == ()
+    left = sorted(path.relative_to(here).as_posix() for path in here.rglob("*.pt"))
+    assert left == ["out/step_1/c.pt", "out/step_1/own.pt", *(f"out/step_2/{n}.pt" for n in ("a", "b", "c", "own"))]
 
 
 def test_kept_folder_that_changes_during_the_copy_is_copied_again(

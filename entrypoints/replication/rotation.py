@@ -1,0 +1,101 @@
+"""Which of a script's saved checkpoints the nodes still need: per series the newest complete one, and what follows it.
+
+Checkpoints whose names differ only by their numbers, in one folder, are a series: `out/checkpoint-10`,
+`out/checkpoint-20`. A script removes old ones on node 0 alone, so the other nodes remove their copies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Set
+from pathlib import Path
+
+from .. import atomic_json
+
+Saved = Mapping[str, Set[str]]
+"""Path of a complete checkpoint -> the names of its files without numbers; no names for a checkpoint in one file."""
+
+# Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
+FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
+BEST = re.compile(r"best", re.IGNORECASE)
+_OURS = re.compile(r"step-\d{8}$")  # the trainer keeps its checkpoints itself
+_DIGITS = re.compile(r"\d+")
+
+
+def place_in_series(path: str) -> tuple[str, tuple[int, ...]]:
+    """Return the series of a checkpoint, and its place there."""
+    folder, _, name = path.rpartition("/")
+    return f"{folder}/{_DIGITS.sub('#', name)}", tuple(int(digits) for digits in _DIGITS.findall(name))
+
+
+def is_in_series(stem: str) -> bool:
+    """Return whether a name is of a series: a number alone may be a rank's, and the best checkpoint stays."""
+    return bool(FOLDER.search(stem)) and not stem.isdigit() and not BEST.search(stem) and not _OURS.match(stem)
+
+
+def unseen(paths: Iterable[str], leader: Iterable[str]) -> set[str]:
+    """Return the files of checkpoints that node 0, with the files `leader`, has replaced by later ones."""
+    there = set(filter(None, map(_checkpoint_of, leader)))
+    here = {path: name for path in paths if (name := _checkpoint_of(path)) and name not in there}
+    old = older({name: set() for name in there | set(here.values())})
+    last = {place_in_series(name)[0] for name in there}
+    return {path for path, name in here.items() if name in old and place_in_series(name)[0] in last}
+
+
+def _checkpoint_of(path: str) -> str | None:
+    """Return the folder or file with a checkpoint's name that the path is, or lies in."""
+    parts = path.split("/")
+    at = next(
+        (at for at, part in enumerate(parts) if is_in_series(part if at < len(parts) - 1 else Path(part).stem)), None
+    )
+    return None if at is None else "/".join(parts[: at + 1])
+
+
+def union(*nodes: Saved) -> Saved:
+    """Return the checkpoints of all nodes: each node may have a part of one."""
+    return {name: set().union(*(node.get(name, ()) for node in nodes)) for name in set().union(*nodes)}
+
+
+def older(saved: Saved) -> set[str]:
+    """Return the checkpoints before the newest complete one of their series, which has all kinds of files."""
+    series: dict[str, list[str]] = {}
+    for name in sorted(saved, key=place_in_series):
+        series.setdefault(place_in_series(name)[0], []).append(name)
+    found = set[str]()
+    for names in series.values():
+        kinds = [saved[name] for name in names]
+        newest = max(at for at, own in enumerate(kinds) if all(own >= before for before in kinds[:at]))
+        found.update(names[:newest])
+    return found
+
+
+def is_in(path: str, names: Iterable[str]) -> bool:
+    """Return whether the path is one of the names, or lies below one."""
+    return any(path == name or path.startswith(f"{name}/") for name in names)
+
+
+def note_copies(note: Path, folder: Path, source: str, paths: Iterable[Path]) -> None:
+    """Record files below the folder as copies from the address `source`. Raises OSError."""
+    copies = {path.relative_to(folder).as_posix(): [source, path.stat().st_mtime_ns] for path in paths}
+    if copies:
+        atomic_json.write_json(note, {**(atomic_json.read_json(note) or {}), **copies})
+
+
+def remove_copies(note: Path, folder: Path, source: str, names: Set[str]) -> list[str]:
+    """Remove these checkpoints' copies from `source`, and folders left empty; return the names. Raises OSError.
+
+    A file that has changed since the copy is this node's own, and stays.
+    """
+    copies = atomic_json.read_json(note) or {}
+    gone = [path for path, (origin, _) in copies.items() if origin == source and is_in(path, names)]
+    for path in gone:
+        file, (_, written_ns) = folder / path, copies.pop(path)
+        if file.is_file() and file.stat().st_mtime_ns == written_ns:
+            file.unlink()
+            for above in file.parents:
+                if above == folder or any(above.iterdir()):
+                    break
+                above.rmdir()
+    if gone:
+        atomic_json.write_json(note, copies)
+    return sorted(name for name in names if any(is_in(path, [name]) for path in gone))
