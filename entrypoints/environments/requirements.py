@@ -27,8 +27,7 @@ _OTHERS = (
     (r".+\.ya?ml", "conda", f"{_NAMES}; `ssh.environment: conda`, or an image, runs a conda environment"),
     (r"uv\.lock", "uv", f"`{_EXPORT}` writes the same versions and hashes for pip"),
     (r"pylock(\..+)?\.toml", "a lock", f"export a requirements.txt from it: `{_EXPORT}`, `pdm export -o ...`"),
-    (r"poetry\.lock", "poetry", "`poetry export -o requirements.txt` writes the same versions and hashes for pip"),
-    (r"pdm\.lock", "pdm", "`pdm export -o requirements.txt` writes the same versions and hashes for pip"),
+    (r"(poetry|pdm)\.lock", "{1}", "`{1} export -o requirements.txt` writes the same versions and hashes for pip"),
     (r"Pipfile(\.lock)?", "pipenv", "`pipenv requirements --hash > requirements.txt` writes the same for pip"),
     (r"pixi\.(toml|lock)", "pixi", _NAMES),
     (r"setup\.(py|cfg)", "setuptools", "install the project by `setup: [pip install .]`, or list its packages"),
@@ -59,8 +58,9 @@ def read(wanted: str, code: Path) -> Requirements:
     name, extras = split(wanted)
     path = code / name
     for pattern, tool, way in _OTHERS:
-        if re.fullmatch(pattern, path.name) and path.is_file():
-            raise Refused(f"`{name}` is a file of {tool}, and pip installs the requirements; {way}")
+        if (named := re.fullmatch(pattern, path.name)) and path.is_file():
+            words = f"`{{0}}` is a file of {tool}, and pip installs the requirements; {way}"
+            raise Refused(words.format(name, *named.groups()))
     try:
         if not path.resolve().is_relative_to(code.resolve()):
             raise Refused(f"`{name}` is outside the code folder; only files below the folder are shipped")

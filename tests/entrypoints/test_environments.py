@@ -168,7 +168,14 @@ def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -
 
 
 @pytest.mark.parametrize(
-    ("line", "words"), [("-e .", "outlives its folder"), ("-r gone.txt", "excluded"), ("./gone.whl", "excluded")]
+    ("line", "words"),
+    [
+        ("-e .", "outlives its folder"),
+        ("-r gone.txt", "excluded"),
+        ("./gone.whl", "excluded"),
+        ("numpy @ file:///croot/numpy_1682520569166/work", "machine that wrote.*--format=freeze"),
+        ("/home/me/a.whl", "machine that wrote"),
+    ],
 )
 def test_key_refuses_impossible_requirements(ask: dict[str, Any], line: str, words: str) -> None:
     """An editable install and a missing file are refused, with the line in the message."""

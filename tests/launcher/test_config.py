@@ -27,7 +27,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 EMPTY = [
-    *("train.py", "src/inner.py", "requirements.txt", "pkg/__init__.py", "pkg/train.py", "pkg/sub/__init__.py"),
+    *(
+        "train.py",
+        "src/inner.py",
+        "requirements.txt",
+        "environment.yml",
+        "pkg/__init__.py",
+        "pkg/train.py",
+        "pkg/sub/__init__.py",
+    ),
     *("pkg/sub/__main__.py", "pkg/sub/deep.py", "bare/data.csv", "json/data.csv", "pytest/data.csv"),
 ]
 BROKEN = {
@@ -515,6 +523,8 @@ def test_secret_variables_are_never_printed(load: Load) -> None:
             "jupyter nbconvert --to script src/try.ipynb; then write `script: src/try.py`",
         ),
         ("name: x\nscript: train.py\nrequirements: requirments.txt", "no file", "did you mean `requirements.txt`?"),
+        ("name: x\nscript: train.py\nrequirements: environment.yml", "a file of conda", "requirements.txt by their"),
+        ("name: x\nscript: train.py\nssh: {hosts: [a], requirements: environment.yml}", "a file of conda", "by their"),
         ("name: x\nscript: train.py\nrequirements: gone.toml[gpu]", "no file `gone.toml[gpu]`", ""),
         ("name: x\nscript: train.py\ndistributed: {workdir: srcc}", "no folder `srcc` in the code", "`code.dir`"),
         ("name: x\nscript: train.py\ndistributed: {workdir: train.py}", "no folder `train.py` in the code", ""),
