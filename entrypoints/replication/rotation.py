@@ -1,7 +1,7 @@
-"""Which of a script's saved checkpoints the nodes still need: per series the newest complete one, and what follows it.
+"""Which saved checkpoints of a script the nodes need: of each series the newest complete checkpoint, and later ones.
 
-Checkpoints whose names differ only by their numbers, in one folder, are a series: `out/checkpoint-10`,
-`out/checkpoint-20`. A script removes old ones on node 0 alone, so the other nodes remove their copies.
+A series is the checkpoints of a folder with equal names except for the numbers: `out/checkpoint-10`,
+`out/checkpoint-20`. A script removes old checkpoints on node 0 alone, so the other nodes remove the copies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from .. import atomic_json
 
 Saved = Mapping[str, Set[str]]
-"""Path of a complete checkpoint -> the names of its files without numbers; no names for a checkpoint in one file."""
+"""Path of a complete checkpoint -> the names of the files without numbers; no names if the checkpoint is a file."""
 
 # Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
 FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
@@ -29,12 +29,12 @@ def place_in_series(path: str) -> tuple[str, tuple[int, ...]]:
 
 
 def is_in_series(stem: str) -> bool:
-    """Return whether a name is of a series: a number alone may be a rank's, and the best checkpoint stays."""
+    """Return whether a name is of a series: a number alone may be a rank, and the best checkpoint stays."""
     return bool(FOLDER.search(stem)) and not stem.isdigit() and not BEST.search(stem) and not _OURS.match(stem)
 
 
 def unseen(paths: Iterable[str], leader: Iterable[str]) -> set[str]:
-    """Return the files of checkpoints that node 0, with the files `leader`, has replaced by later ones."""
+    """Return the files of checkpoints that node 0, with the files `leader`, has replaced by later checkpoints."""
     there = set(filter(None, map(_checkpoint_of, leader)))
     here = {path: name for path in paths if (name := _checkpoint_of(path)) and name not in there}
     old = older({name: set() for name in there | set(here.values())})
@@ -43,7 +43,7 @@ def unseen(paths: Iterable[str], leader: Iterable[str]) -> set[str]:
 
 
 def _checkpoint_of(path: str) -> str | None:
-    """Return the folder or file with a checkpoint's name that the path is, or lies in."""
+    """Return the path's first part with a checkpoint's name, with the folders before; None without a checkpoint."""
     parts = path.split("/")
     at = next(
         (at for at, part in enumerate(parts) if is_in_series(part if at < len(parts) - 1 else Path(part).stem)), None
@@ -52,12 +52,12 @@ def _checkpoint_of(path: str) -> str | None:
 
 
 def union(*nodes: Saved) -> Saved:
-    """Return the checkpoints of all nodes: each node may have a part of one."""
+    """Return the checkpoints of all nodes; a checkpoint may be spread over several nodes."""
     return {name: set().union(*(node.get(name, ()) for node in nodes)) for name in set().union(*nodes)}
 
 
 def older(saved: Saved) -> set[str]:
-    """Return the checkpoints before the newest complete one of their series, which has all kinds of files."""
+    """Return all checkpoints before the newest complete checkpoint of the series, with all kinds of files."""
     series: dict[str, list[str]] = {}
     for name in sorted(saved, key=place_in_series):
         series.setdefault(place_in_series(name)[0], []).append(name)
@@ -70,7 +70,7 @@ def older(saved: Saved) -> set[str]:
 
 
 def is_in(path: str, names: Iterable[str]) -> bool:
-    """Return whether the path is one of the names, or lies below one."""
+    """Return whether the path is among the names, or below a name."""
     return any(path == name or path.startswith(f"{name}/") for name in names)
 
 
@@ -84,7 +84,7 @@ def note_copies(note: Path, folder: Path, source: str, paths: Iterable[Path]) ->
 def remove_copies(note: Path, folder: Path, source: str, names: Set[str]) -> list[str]:
     """Remove these checkpoints' copies from `source`, and folders left empty; return the names. Raises OSError.
 
-    A file that has changed since the copy is this node's own, and stays.
+    A file changed since the copy is the node's own, and stays.
     """
     copies = atomic_json.read_json(note) or {}
     gone = [path for path, (origin, _) in copies.items() if origin == source and is_in(path, names)]
