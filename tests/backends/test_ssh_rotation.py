@@ -29,14 +29,16 @@ for step in (20 * attempt - 10, 20 * attempt):
         (out / f"checkpoint-{step}" / "model.bin").write_text("weights" * 1000)
 host, _, port = os.environ["CLOUDTRAIN_HEAD"].rpartition(":")
 if rank == "0":
-    for folder in sorted(out.iterdir())[:-2]:
-        shutil.rmtree(folder)
-    with socket.create_server((host, int(port))) as server:
-        server.accept()[0].close()
+    with socket.create_server((host, int(port))) as server, server.accept()[0]:
+        for folder in sorted(out.iterdir())[:-2]:
+            shutil.rmtree(folder)
+        # The last file of all: the next attempt's node 0 is the host with the newest.
+        (out / f"checkpoint-{step}" / "model.bin").write_text("weights" * 1000)
 else:
     while True:
         try:
-            socket.create_connection((host, int(port)), 5).close()
+            with socket.create_connection((host, int(port)), 5) as peer:
+                peer.recv(1)
             break
         except ConnectionRefusedError:
             pass
