@@ -341,6 +341,7 @@ class AgentSpec(Message, names={"job": "spec"}):
     environment_lock: str | None = None  # of the job's environment
     store: str | None = None  # of installed environments
     requeues: bool = False  # the platform starts the job again after a pre-emption
+    shows_variables: bool = False  # Slurm's, to the ranks
 
 
 @dataclass(frozen=True, kw_only=True)

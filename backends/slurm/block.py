@@ -46,6 +46,11 @@ class Slurm(Section):
     interface: Text | None = key(
         None, "Network interface for training. Default: the interface to the first node.", "ib0"
     )
+    variables: bool = key(
+        False,
+        "Show Slurm's variables to the ranks, with each rank's own numbers. Default: none, but CLOUDTRAIN_SLURM_JOB.",
+        True,
+    )
     ssh_config: Text | None = key(
         None, "ssh's config file for the login node. Default: ssh's own choice.", "~/.ssh/config"
     )

@@ -178,4 +178,5 @@ def agent_spec(
         join_timeout_s=JOIN_S,
         succeeds=job.nodes > 2,
         requeues="--requeue" in body["sbatch"],
+        shows_variables=bool(body["settings"].get("variables")),
     )

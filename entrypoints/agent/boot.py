@@ -51,7 +51,7 @@ GRACE_S = 120.0  # for stopping, without CLOUDTRAIN_GRACE
 SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within its grace
 # Slurm sends SIGTERM to all processes of a job at once: torchrun needs no second signal, and a rank may have obeyed
 # before boot's handler runs. Signals of the agent are then SIGUSR1.
-SLURM, AT_ONCE_S = "SLURM_JOB_ID", 1.0
+SLURM, AT_ONCE_S = "CLOUDTRAIN_SLURM_JOB", 1.0
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*\n", re.MULTILINE)
 HANG_ACCOUNTS_S = 5.0  # from a hang to the kill: ranks on remaining nodes would report the kill as a cause
 

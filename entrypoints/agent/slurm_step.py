@@ -32,7 +32,7 @@ from ..contract import BEAT, BEAT_S, EXIT, STATE, STOP, AgentSpec, AgentState, E
 from . import node as nodes
 from . import transport
 from .agent import Agent
-from .boot import EXIT_CONFIG, EXIT_FAILED, exit_code
+from .boot import EXIT_CONFIG, EXIT_FAILED, SLURM, exit_code
 from .membership import JOIN_TIMEOUT_S
 
 HEAD, REFUSED, ENDED, REQUEUE = "head.json", "refused.json", "ended", "requeue"
@@ -42,8 +42,9 @@ HEAD_S, HEAD_AGAIN_S = 5.0, 90.0  # until a follower takes the usual port, or gi
 LOOK_S = 1.0
 FENCE_S = 4 * LOOK_S  # for the agents of an earlier run on a node that Slurm has lost
 LEAVE_S = 3.0  # for the other nodes' own ends
-HIDDEN = ("SLURM", "SRUN_", "SBATCH_", "PMI_", "PMIX_")  # libraries would take over the rendezvous from torchrun
-SHOWN = ("SLURM_JOB_ID", "SLURM_CONF")
+# Slurm's variables are of this task, one a node. A library that finds some of them takes over the rendezvous from
+# torchrun, or misses the rest. MPI's are never a rank's.
+HIDDEN, OF_MPI = ("SLURM", "SRUN_", "SBATCH_"), ("PMI_", "PMIX_")
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,11 @@ def main(argv: list[str]) -> int:
     except (OSError, KeyError, ValueError) as error:
         print(f"the node cannot be identified: {error!r}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
-    for name in [name for name in os.environ if name.startswith(HIDDEN) and name not in SHOWN]:
+    own = {name: os.environ[name] for name in os.environ if name.startswith(HIDDEN)}
+    hidden = OF_MPI if spec.shows_variables else (*HIDDEN, *OF_MPI)
+    for name in [name for name in os.environ if name.startswith(hidden)]:
         del os.environ[name]
+    os.environ[SLURM] = str(step.job)
     agent = Agent(spec, server, umask)
     agent.comes_again = lambda verdict: _comes_again(spec, step.life, verdict)
     agent.count_earlier(began_s, used_s)
@@ -92,7 +96,7 @@ def main(argv: list[str]) -> int:
     assert agent.ended is not None
     code = _end(agent.ended, spec, step, Path(path))
     if not agent.ended.fenced and spec.head is not None and agent.membership.head_address != spec.head[0]:
-        _end_without_script(spec, step, agent.membership.head_address)
+        _end_without_script(spec, step, agent.membership.head_address, own)
     return code
 
 
@@ -251,8 +255,8 @@ def _end(verdict: ExitReport, spec: AgentSpec, step: _Step, order: Path) -> int:
     return code
 
 
-def _end_without_script(spec: AgentSpec, step: _Step, leader: str) -> None:
-    """End or requeue the job from the new leader: the batch script was on node 0, which is lost.
+def _end_without_script(spec: AgentSpec, step: _Step, leader: str, own: Mapping[str, str]) -> None:
+    """End or requeue the job from the new leader: the batch script was on node 0, which is lost. `own`: Slurm's part.
 
     Slurm would keep the other nodes for the job until its time limit. An image has no commands of Slurm.
     """
@@ -262,7 +266,7 @@ def _end_without_script(spec: AgentSpec, step: _Step, leader: str) -> None:
     words = ("scontrol", "requeue") if is_requeued else ("scancel",)
     time.sleep(LEAVE_S)
     try:
-        subprocess.run([*words, str(step.job)], stdin=subprocess.DEVNULL, check=False)
+        subprocess.run([*words, str(step.job)], stdin=subprocess.DEVNULL, env={**os.environ, **own}, check=False)
     except OSError as error:
         print(f"the job keeps its nodes until its time limit: {' '.join(words)}: {error}", flush=True)
 

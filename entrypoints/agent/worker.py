@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int:
         sys.path[0] = place
     variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
     _name_run(os.environ)
+    _number_for_slurm(os.environ)
     if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
         processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
@@ -127,6 +128,22 @@ def _name_run(environ: MutableMapping[str, str]) -> None:
         environ["TORCHELASTIC_RUN_ID"] = f"{environ['CLOUDTRAIN_JOB']}-{environ.get('CLOUDTRAIN_ATTEMPT', '1')}"
         counts = (environ.get(name) or "0" for name in ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT"))
         environ["TORCHELASTIC_RESTART_COUNT"] = str(sum(map(int, counts)))
+
+
+def _number_for_slurm(environ: MutableMapping[str, str]) -> None:
+    """Give Slurm's variables, if shown, the numbers of this rank: Slurm knows one task a node."""
+    if "SLURM_JOB_ID" in environ and "RANK" in environ:
+        local, nodes = environ["LOCAL_WORLD_SIZE"], environ["CLOUDTRAIN_NUM_NODES"]
+        for names, value in (
+            (("NTASKS", "NPROCS", "STEP_NUM_TASKS"), environ["WORLD_SIZE"]),
+            (("NNODES", "JOB_NUM_NODES", "STEP_NUM_NODES"), nodes),
+            (("TASKS_PER_NODE", "STEP_TASKS_PER_NODE"), f"{local}(x{nodes})"),
+            (("NTASKS_PER_NODE",), local),
+            (("PROCID",), environ["RANK"]),
+            (("LOCALID",), environ["LOCAL_RANK"]),
+            (("NODEID",), environ["CLOUDTRAIN_NODE_RANK"]),
+        ):
+            environ.update({f"SLURM_{name}": value for name in names})
 
 
 def _take_path(environ: MutableMapping[str, str]) -> None:

@@ -116,6 +116,17 @@ def test_run_has_the_jobs_id_and_its_restarts(tmp_path: Path, restarts: dict[str
     assert run(tmp_path, "script", "train.py", CLOUDTRAIN_ATTEMPT="4", **given).stdout == f"j-4 {count}\n"
 
 
+def test_slurms_numbers_are_the_ranks_own(tmp_path: Path) -> None:
+    """Slurm knows one task a node: of its variables, if shown, those that libraries compare with RANK agree with it."""
+    (tmp_path / "train.py").write_text(
+        "import os\nprint([os.environ['SLURM_' + name] for name in 'PROCID LOCALID NTASKS NTASKS_PER_NODE'.split()])\n"
+    )
+    shown = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+    rank = {"LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}
+    node = {"CLOUDTRAIN_NODE_RANK": "1", "CLOUDTRAIN_NUM_NODES": "2"}
+    assert run(tmp_path, "script", "train.py", **shown, **rank, **node).stdout == "['3', '1', '4', '2']\n"
+
+
 def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     """The record has type, message and the user's own frames, which torchrun's ChildFailedError hides; no mark."""
     (tmp_path / "train.py").write_text("def f():\n    raise ValueError('boom')\nf()\n")
