@@ -60,7 +60,7 @@ class Message(Record):
 
 
 @dataclass(frozen=True)
-class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone workdir"):
+class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone workdir stop_signal"):
     """The program of a job."""
 
     kind: str = "task"  # task, script, module, or sweep: trials of a task
@@ -73,11 +73,18 @@ class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone w
     on_stop: str | None = None  # `save` asks a Trainer to save
     allow_alone: bool = False  # the ranks need not join one process group
     workdir: str | None = None  # of scripts and modules: the working directory, below the code; None: the code folder
+    stop_signal: str | None = None  # of a script that saves at another signal than SIGTERM
 
     @property
     def is_own(self) -> bool:
         """Whether cloudtrain's trainer trains and saves: the program is a task, or a sweep of tasks."""
         return self.kind in ("task", "sweep")
+
+    def ignored(self, waited_s: float) -> str:
+        """Return the words about ranks that a stop has not ended."""
+        if self.is_own:
+            return f"did not leave within {waited_s:.0f} s, so it was killed"
+        return f"the script did not obey {self.stop_signal or 'SIGTERM'} within {waited_s:.0f} s and was killed"
 
 
 @dataclass(frozen=True)

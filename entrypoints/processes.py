@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import subprocess
     from typing import Any
 
+# Of users, sites and closed terminals: these may ask a script to save, and end nothing.
+SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
@@ -90,6 +92,17 @@ def die_with_parent(signum: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent:  # the parent died before the call: the kernel sends no signal
         os.kill(os.getpid(), signum)
+
+
+def outlive_save_signals() -> None:
+    """Ignore the signals; so do the programs that this process starts, until they set handlers."""
+    for signum in SAVE_SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def children(root: int) -> list[int]:
+    """Return the pids of the living children of `root`."""
+    return [pid for pid in _pids() if (fields := _stat(pid)) and int(fields[1]) == root and fields[0] != "Z"]
 
 
 def descendants(root: int) -> list[int]:

@@ -29,7 +29,7 @@ _PLANNED = {
 }
 _FORBIDDEN = (
     *("array", "chdir", "comment", "error", "export", "export-file", "hold", "input", "no-kill", "no-requeue"),
-    *("ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "signal", "test-only", "wait", "wrap"),
+    *("ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "test-only", "wait", "wrap"),
 )
 
 
@@ -97,3 +97,9 @@ def _raw(options: list[str]) -> Iterator[Fault]:
             yield Fault(
                 f"`--{found[1]}` is an option that cloudtrain itself sets", key=key, hint="leave the option out"
             )
+        elif found[1] == "signal":
+            hint = (
+                "set limits.max_duration: a script gets SIGTERM 2 minutes before the end, and on pre-emption; "
+                "distributed.stop_signal names another signal"
+            )
+            yield Fault("`--signal` has a key in its place", key=key, hint=hint)

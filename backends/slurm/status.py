@@ -6,6 +6,7 @@ Times are in unix seconds. The commands run in entrypoints/host/slurm.py.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -134,9 +135,21 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
     if kind == "stopped":
         facts["detail"] = f"cancelled by the user {job.by} of the cluster" if job.by else None
         return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
-    message = _FAULTS.get(name) or _FAULTS.get(job.exit_code) or f"Slurm says {name} {job.exit_code}".rstrip()
+    message = (
+        _FAULTS.get(name)
+        or _FAULTS.get(job.exit_code)
+        or f"Slurm says {name} {job.exit_code}{_in_words(job.exit_code)}".rstrip()
+    )
     error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}
     return State("failed", reason, is_resumable, error, **facts)
+
+
+def _in_words(exit_code: str) -> str:
+    """Return the signal in `CODE:SIGNAL`, by which Slurm has killed a job, or in a shell's code 128+n."""
+    code, _, killed = exit_code.partition(":")
+    numbers = [int(number) for number in (killed, code) if number.isdigit()]
+    signum = next((n for n in (numbers[0], numbers[-1] - 128) if n in set(signal.Signals)), 0) if numbers else 0
+    return f": ended by {signal.Signals(signum).name} ({signal.strsignal(signum)})" if signum else ""
 
 
 def wait_in_words(job: SlurmJob) -> str | None:

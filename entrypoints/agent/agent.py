@@ -91,6 +91,8 @@ class Agent:
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self.ranks.save_signal is not None:
+            signal.signal(self.ranks.save_signal, lambda signum, frame: self.ranks.tell(signum))
         self.terminated = bool(stops)
         self.files.start()
         atomic_json.reserve(self.root / "reserve")

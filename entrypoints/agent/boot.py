@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any
 
 from .. import atomic_json, events, processes
-from ..contract import OUT_OF_MEMORY, ExitReport, JobSpec
+from ..contract import OUT_OF_MEMORY, ExitReport, JobSpec, RunSpec
 from ..rank import heartbeat, variables
 from ..scripts import meeting
 from . import node as nodes
@@ -50,8 +50,9 @@ OBEY_S = (
 GRACE_S = 120.0  # for stopping, without CLOUDTRAIN_GRACE
 SLACK_S = 60.0  # the supervisor's time to end a job that does not stop within its grace
 # Slurm sends SIGTERM to all processes of a job at once: torchrun needs no second signal, and a rank may have obeyed
-# before boot's handler runs. Signals of the agent are then SIGUSR1.
+# before boot's handler runs. Signals of the agent are then STOP_SIGNAL, which no user or site sends.
 SLURM, AT_ONCE_S = "CLOUDTRAIN_SLURM_JOB", 1.0
+STOP_SIGNAL = signal.SIGRTMIN
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+\S.*\n", re.MULTILINE)
 HANG_ACCOUNTS_S = 5.0  # from a hang to the kill: ranks on remaining nodes would report the kill as a cause
 
@@ -60,6 +61,7 @@ def main() -> int:
     """Run this node's part of the job; return its exit code."""
     processes.die_with_parent()
     processes.become_subreaper()
+    processes.outlive_save_signals()
     variables.deadline_s(os.environ)  # before the wait for node 0's name
     try:
         spec = JobSpec.load(json.loads(Path(os.environ["CLOUDTRAIN_SPEC"]).read_text()))
@@ -96,12 +98,16 @@ def main() -> int:
             os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
         folder = Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
         command = torchrun_command(spec, node, head, folder)
-        ended = _run_torchrun(command, torchrun_environment(node), folder, spec)
+        environment = {**torchrun_environment(node), "CLOUDTRAIN_STOP_SIGNAL": spec.run.stop_signal or ""}
+        ended = _run_torchrun(command, environment, folder, spec)
         stuck = processes.kill_descendants()
         heartbeat.Supervisor(os.getppid()).wait()
         if stuck:
             print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
         code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.is_own)
+        if code == EXIT_STOPPED and ended.asked_ago_s >= SHUTDOWN_TIMEOUT_S:
+            message = spec.run.ignored(SHUTDOWN_TIMEOUT_S)
+            failures = [{"rank": None, "kind": "stop", "message": message, "time_s": time.time()}]
         if _needs_group(spec, node.count) and not any(folder.glob("met-*")):
             failures = [{**failure, "unmet": True} for failure in failures]
         if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
@@ -178,12 +184,13 @@ def root_cause_first(failures: list[dict[str, Any]]) -> list[dict[str, Any]]:
 class _Ended:
     """How torchrun ended: exit code (None if boot ends torchrun), whether a stop request came, boot's reasons.
 
-    A stop request after the success of all local ranks does not count.
+    A stop request after the success of all local ranks does not count. `asked_ago_s`: since the stop request.
     """
 
     code: int | None
     was_stopped: bool = False
     failures: tuple[dict[str, Any], ...] = ()
+    asked_ago_s: float = 0.0
 
 
 def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: JobSpec) -> _Ended:
@@ -203,13 +210,30 @@ def _run_torchrun(command: list[str], env: dict[str, str], folder: Path, spec: J
                 is_over = False
             # Relay one signal only: after a second signal torchrun stops waiting for the workers' save.
             if not asked_s and not is_for_all:
-                processes.kill(child.pid, signal.SIGTERM)
+                processes.kill(child.pid, STOP_SIGNAL if spec.run.stop_signal else signal.SIGTERM)
+            elif not asked_s and spec.run.stop_signal:
+                _tell_ranks(child.pid, signal.Signals[spec.run.stop_signal])
             if not is_over:
                 asked_s.append(time.monotonic())
 
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        for signum in (signal.SIGTERM, signal.SIGINT, STOP_SIGNAL):
             signal.signal(signum, relay)
+        if (saves := save_signal(spec.run)) is not None:
+            signal.signal(saves, lambda signum, frame: _tell_ranks(child.pid, signum))
         return _watch(child, told_s, asked_s, folder, spec)
+
+
+def save_signal(run: RunSpec) -> int | None:
+    """Return the signal that means `save` and is passed on to the ranks; None for Slurm, which sends it to all."""
+    signum = signal.Signals[run.stop_signal] if run.stop_signal else None
+    return signum if signum in processes.SAVE_SIGNALS and SLURM not in os.environ else None
+
+
+def _tell_ranks(torchrun: int, signum: int) -> None:
+    """Send the ranks the signal, except a rank without a handler: the signal would end the rank."""
+    for pid in processes.children(torchrun):
+        if processes.catches(pid, signum):
+            processes.kill(pid, signum)
 
 
 def _watch(
@@ -222,7 +246,8 @@ def _watch(
     limit_s = _limit_s(os.environ, time.monotonic())
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return _Ended(child.wait(LOOK_S), bool(asked_s))
+            code = child.wait(LOOK_S)
+            return _Ended(code, bool(asked_s), asked_ago_s=time.monotonic() - asked_s[0] if asked_s else 0.0)
         now_s = time.monotonic()
         supervisor.look(now_s)
         if asked_s and now_s - asked_s[0] > SHUTDOWN_TIMEOUT_S + EXIT_DEADLINE_S:
@@ -284,7 +309,7 @@ def _hang(hang: heartbeat.Hang) -> dict[str, Any]:
 
 def _outcome(folder: Path, ended: _Ended, nproc: int, *, is_task: bool = False) -> tuple[int, list[dict[str, Any]]]:
     """Return the node's exit code and failures, from what the ranks, torchrun and the trainer have written."""
-    if ended.code == 0:
+    if ended.code == 0 and (is_task or not ended.was_stopped):  # torchrun may not know of a stop
         return EXIT_DONE, []
     if ended.failures:
         return EXIT_FAILED, [_at_step(folder, failure) for failure in ended.failures]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import ExitReport, ExitState, sign_of, step_in_words
+from ..contract import ExitReport, ExitState, RunSpec, sign_of, step_in_words
 from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
@@ -91,6 +91,7 @@ class Rules:
     join_timeout_s: float
     fewest: int | None = None
     sizes: tuple[int, ...] | None = None
+    run: RunSpec = field(default_factory=RunSpec)
 
     @property
     def leaves_time(self) -> bool:
@@ -289,8 +290,8 @@ class Coordinator:
         if is_now or (self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time):
             return self._end("stopped", self.desired.reason)
         # The agents kill at `end`: a rank that has not saved by now has used its time.
-        message = f"did not leave within {waited_s:.0f} s, so it was killed"
-        return self._end("stopped", self.desired.reason, {"rank": None, "kind": "stop", "message": message})
+        failure = {"rank": None, "kind": "stop", "message": self.rules.run.ignored(waited_s)}
+        return self._end("stopped", self.desired.reason, failure)
 
     def _are_done(self, current: list[Report]) -> bool:
         """Return whether the ranks of all nodes have succeeded, by the reports of the nodes that are not lost."""

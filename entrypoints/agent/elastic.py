@@ -7,10 +7,12 @@ killed a rank, or the rank that failed first. The failures go to CLOUDTRAIN_RESU
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from .. import atomic_json, processes
 from ..rank import variables
@@ -21,10 +23,18 @@ def main(argv: list[str]) -> int:
     processes.die_with_parent()
     # At the end: torch may be there, and a module `random` must not hide the standard one.
     sys.path += filter(None, os.environ.get(variables.PYTHONPATH, "").split(os.pathsep))
+    # A terminal's end, or a user, tells all processes: torchrun would stop its ranks. The ranks unblock the signal.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    def stop_ranks(signum: int, frame: FrameType | None) -> NoReturn:
+        """Have torchrun stop its ranks by the script's own signal: torchrun passes on the signal of the exception."""
+        name = os.environ["CLOUDTRAIN_STOP_SIGNAL"]
+        raise SignalException(f"stop by {name}", sigval=signal.Signals[name])
+
+    signal.signal(signal.SIGRTMIN, stop_ranks)
     try:
         run.run(run.parse_args(argv))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:

@@ -59,6 +59,7 @@ class Membership:
             join_timeout_s=self._join_timeout_s,
             fewest=spec.job.min_nodes,
             sizes=spec.job.node_counts,
+            run=spec.job.run,
         )
         self._coordinator = Coordinator(rules)
         self._head = transport.LeaderEnd(server, spec.token, self._silence_s) if server else None

@@ -17,7 +17,7 @@ from ..contract import AgentSpec
 from ..environments import dockerrun, venvs
 from ..rank import heartbeat
 from . import gpumeter, node_logs, transport
-from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, is_done
+from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, STOP_SIGNAL, is_done, save_signal
 
 MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
 
@@ -94,8 +94,17 @@ class Ranks:
 
     def stop(self) -> None:
         """Ask boot to stop the ranks, if boot still runs."""
+        self.tell(STOP_SIGNAL if SLURM in os.environ else signal.SIGTERM)
+
+    @property
+    def save_signal(self) -> int | None:
+        """The signal to this agent that means `save`, None without such a signal."""
+        return save_signal(self.spec.job.run)
+
+    def tell(self, signum: int) -> None:
+        """Send boot the signal, if boot still runs."""
         if self.boot is not None and self.boot.returncode is None:
-            processes.kill(self.boot.pid, signal.SIGUSR1 if SLURM in os.environ else signal.SIGTERM)
+            processes.kill(self.boot.pid, signum)
 
     def kill(self, *, shows: bool) -> list[int]:
         """Kill all descendants; return the pids that could not be killed. `shows`: print the stacks of a stuck rank."""
@@ -134,7 +143,7 @@ class Ranks:
         code, self.boot = self.boot.returncode, None
         self.kill_tree()
         written = atomic_json.read_json(self.result / "result.json") or {}
-        if code in (-signal.SIGTERM, -signal.SIGUSR1) and (written or was_asked):
+        if code in (-signal.SIGTERM, -STOP_SIGNAL) and (written or was_asked):
             code = written.get("code", EXIT_STOPPED)  # the signal came after or before boot's handler was in place
         failures = tuple(written.get("failures", ()))[:MAX_FAILURES]
         if self._container is not None:

@@ -64,6 +64,7 @@ def main(argv: list[str]) -> int:
     """Supervise this node until the job's end, or until the end of this run; return the exit code."""
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
+    processes.outlive_save_signals()
     processes.become_subreaper()
     umask = os.umask(0o077)
     path, *interface = argv

@@ -198,8 +198,8 @@ def _detach(root: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     processes.write_into(root / "log" / "agent.txt")
     processes.become_subreaper()
-    for signum in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(signum, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    processes.outlive_save_signals()
 
 
 if __name__ == "__main__":

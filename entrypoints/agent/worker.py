@@ -20,6 +20,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -59,6 +60,8 @@ _PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 def main(argv: list[str]) -> int:
     """Run the rank and return its exit code; a script's exception has been recorded and printed."""
     processes.die_with_parent()
+    processes.outlive_save_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     # Not earlier: `-m` puts the current folder before the standard library, and the code may have a module `random`.
     if place := os.environ.get("CLOUDTRAIN_CODE_DIR"):
         os.chdir(place)
@@ -144,6 +147,8 @@ def _number_for_slurm(environ: MutableMapping[str, str]) -> None:
             (("NODEID",), environ["CLOUDTRAIN_NODE_RANK"]),
         ):
             environ.update({f"SLURM_{name}": value for name in names})
+        for signum in processes.SAVE_SIGNALS:  # Lightning sets its handler where the script has set none
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def _take_path(environ: MutableMapping[str, str]) -> None:

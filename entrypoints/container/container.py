@@ -64,6 +64,7 @@ def main(argv: list[str]) -> int:
     stops: list[int] = []
     # The kernel ignores signals without a handler for process 1.
     signal.signal(signal.SIGTERM, lambda signum, frame: stops.append(signum))
+    processes.outlive_save_signals()
     processes.become_subreaper()
     ending = _ExitTarget(codes=staging.EXIT_CODES if argv[1].startswith("gs://") else None)
     order: ContainerOrder | None = None

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
             processes.kill(child.pid, signum)
 
     # Process 1 ignores any signal without a handler.
-    for passed in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for passed in (signal.SIGTERM, signal.SIGINT, *processes.SAVE_SIGNALS):
         signal.signal(passed, pass_on)
     signal.signal(signal.SIGCHLD, lambda signum, frame: None)
     woken, wake = os.pipe()

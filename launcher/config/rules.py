@@ -22,7 +22,7 @@ from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_a
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _RUNNABLES = ("task", "script", "module")
-_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop")
+_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop", "distributed.stop_signal")
 _LAUNCHERS = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -69,10 +69,10 @@ def _one_to_run(root: YamlNode) -> Iterator[Fault]:
 def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
     own = next((name for name in ("script", "module") if given(root, name)), "")
     for name in ("args", *_OF_SCRIPTS) if given(root, "task") and not own else ():
-        if given(root, name):
+        if given(root, *(path := tuple(name.split(".")))):
             hint = "the shared trainer does so by itself: leave the key out"
             hint = "a task takes its settings from `params`" if name == "args" else hint
-            yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, (name,), ("task",))
+            yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, path, ("task",))
     if given(root, "task") and not own and given(root, "distributed", "workdir"):
         hint = "a task has the code folder as its working directory: leave the key out"
         message = "`distributed.workdir` goes with `script` or `module`, not with `task`"

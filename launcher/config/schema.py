@@ -117,6 +117,12 @@ class Distributed(Section):
     allow_alone: bool = key(
         False, "Accept ranks that join no process group of all ranks; otherwise the job fails at the end.", True
     )
+    stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = key(
+        "SIGTERM",
+        "Signal that stops a script: one at which the script saves. The same signal to the job from elsewhere, "
+        "if not SIGTERM or SIGINT, then means `save`, and ends nothing.",
+        "SIGUSR1",
+    )
     hang_timeout: Duration | None = key(
         None,
         "Time without a step before a rank counts as hung. Default: `timeout_s` and 5 minutes, for a "

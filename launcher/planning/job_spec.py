@@ -67,6 +67,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             on_stop=config.on_stop if config.on_stop != "signal" else None,
             allow_alone=distributed.allow_alone,
             workdir=distributed.workdir,
+            stop_signal=distributed.stop_signal if distributed.stop_signal != "SIGTERM" else None,
         ),
         checkpoint=CheckpointSettings(
             every_s=checkpoint.every, saved_step=plan.saved_step, **checkpoint.model_dump(exclude={"every", "uri"})

@@ -2,6 +2,7 @@
 # {{ name }}. sbatch --chdir makes the attempt's folder, on the shared disk, the working directory.
 if [ ! -e open ]; then exit 0; fi # the submission was given up, or this is no shared disk
 export PATH=/usr/local/bin:/usr/bin:/bin
+trap '' HUP USR1 USR2 # of a user or a site: for the ranks
 if [ -e ended ]; then exit "$(cat ended)"; fi
 if [ -e node-0/stop.json ]; then exit 75; fi # a stop that came after the agents' end, before this new run
 echo "$SLURM_JOB_ID" > number

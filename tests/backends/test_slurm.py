@@ -79,6 +79,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Callable[.
         ("slurm.modules=['a b']", "slurm.modules[0]"),
         ("slurm.raw=[--nodes=9]", "slurm.raw[0]"),
         ("slurm.raw=[--wrap=x]", "slurm.raw[0]"),
+        ("slurm.raw=[--signal=USR1@60]", "slurm.raw[0]"),
         ("slurm.raw=[-N9]", "slurm.raw[0]"),
         ("checkpoint.uri=s3://bucket/x", "checkpoint.uri"),
     ],

@@ -185,7 +185,10 @@ def test_killed_agent_is_seen(cli: Any, site: Slurm, send: Any) -> None:
     assert cli("wait", job).code == 1
     assert time.monotonic() - begun < 45
     status = cli("status", job, "--json").json
-    assert (status["state"], status["error"]["message"]) == ("failed", "Slurm says FAILED 137:0")
+    assert (status["state"], status["error"]["message"]) == (
+        "failed",
+        "Slurm says FAILED 137:0: ended by SIGKILL (Killed)",
+    )
     assert not [line for _, line in node.processes() if "alice" in line or "light" in line]
 
 

@@ -61,6 +61,8 @@ def test_each_state_has_its_meaning(name: str, state: str, reason: str | None) -
     [
         *(("FAILED", "0:53", "slurm.workdir"), ("OUT_OF_MEMORY", "0:125", "slurm.mem")),
         ("FAILED", "1:0", "Slurm says FAILED 1:0"),
+        ("FAILED", "138:0", "Slurm says FAILED 138:0: ended by SIGUSR1 (User defined signal 1)"),
+        ("FAILED", "0:9", "Slurm says FAILED 0:9: ended by SIGKILL (Killed)"),
     ],
 )
 def test_failure_without_a_report_names_the_key(name: str, code: str, words: str) -> None:

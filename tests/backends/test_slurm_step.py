@@ -201,6 +201,15 @@ def test_clock_goes_on_after_a_requeue(make: Make, slurm: Slurm) -> None:
 
 
 @pytest.mark.soak
+def test_signal_of_a_user_ends_nothing(make: Make, slurm: Slurm) -> None:
+    """`scancel --signal` reaches all processes of the nodes, or also the batch script, and the job goes on."""
+    attempt, number = _training(make)
+    for options in (["--signal=HUP"], ["--full", "--signal=USR2"], ["--batch", "--signal=USR1"]):
+        slurm.admin("scancel", *options, str(number))
+    _assert_whole(attempt, number, make)
+
+
+@pytest.mark.soak
 def test_ranks_see_their_gpus_and_no_secret_is_kept(make: Make, slurm: Slurm) -> None:
     """Slurm's choice of GPUs and the wanted network reach the ranks, Slurm's other variables do not; the site's
     database and the shared disk have no secret after the end."""

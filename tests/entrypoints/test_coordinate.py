@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
-from cloudtrain.entrypoints.contract import ExitReport
+from cloudtrain.entrypoints.contract import ExitReport, RunSpec
 
 RULES = Rules(
     nodes=2,
@@ -271,7 +271,12 @@ def test_stop_ends_after_its_grace(job: Job) -> None:
     """The machines of a job that never saves are released after the grace period."""
     job.say(0, stop="user")
     assert job.decide().want == "stop"
-    assert job.decide(after_s=31).want == "end"
+    assert (ended := job.decide(after_s=31)).want == "end"
+    assert ended.verdict
+    assert ended.verdict.error
+    assert ended.verdict.error["message"] == "did not leave within 31 s, so it was killed"
+    script = RunSpec("script", "train.py", stop_signal="SIGUSR1")
+    assert script.ignored(31) == "the script did not obey SIGUSR1 within 31 s and was killed"
 
 
 def test_stop_now_does_not_wait(job: Job) -> None:

@@ -206,6 +206,43 @@ def test_missing_trainer_is_reported(job: Callable[[str], Job]) -> None:
     assert ran.end() == 0
 
 
+SAVES_AT_USR1 = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+asked = []
+signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
+rank, saves = os.environ["RANK"], 0
+pathlib.Path(f"ready-{rank}").touch()
+while True:
+    time.sleep(0.05)
+    if asked:
+        asked.clear()
+        saves += 1
+        time.sleep(float(rank))  # rank 0 leaves while rank 1 saves
+        pathlib.Path(f"saved-{rank}-{saves}").touch()
+        if saves == 2:
+            sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("code", ["0", "85"])
+def test_own_signal_saves_and_stops(job: Callable[[str], Job], code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `stop_signal: SIGUSR1` that signal saves, a stop sends it to ranks that ignore SIGTERM, and SIGHUP is none.
+
+    torchrun waits for all ranks, whatever the first rank's exit code.
+    """
+    monkeypatch.setenv("COLD_PYTHON", "1")  # a process that stands in passes on other signals
+    ran = job(MEET + SAVES_AT_USR1).start(code, stop_signal="SIGUSR1")
+    until(lambda: len([*ran.folder.glob("ready-*")]) == 2, 60)
+    for signum in (signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1):
+        ran.process.send_signal(signum)
+    until(lambda: len([*ran.folder.glob("saved-*-1")]) == 2, 30)
+    assert ran.process.poll() is None
+    ran.process.send_signal(signal.SIGTERM)
+    assert ran.end() == boot.EXIT_STOPPED
+    assert len([*ran.folder.glob("saved-*-2")]) == 2
+
+
 def test_failure_has_the_reason_that_a_rank_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With Lightning in the rank, the message names Lightning's arguments and not the general cure."""
     monkeypatch.setattr(meeting, "_given", {"CLOUDTRAIN_RESULT_DIR": str(tmp_path), "RANK": "1"})
