@@ -18,7 +18,7 @@ from cloudtrain.entrypoints import foreign
 
 from ..backend_table import DEFAULT
 from ..errors import BudgetError, ConfigError, Fault, Place, refuse
-from . import codefiles, fields, rules, schema, schemafaults, yamlfile
+from . import accelerate, codefiles, fields, rules, schema, schemafaults, yamlfile
 from .schema import JobConfig
 from .yamlfile import KeyPath, MappingEntry, YamlNode
 
@@ -97,7 +97,7 @@ def _checked(
         faults += [_placed(fault, root, ()) for fault in further(sound, path) if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
-    return config
+    return accelerate.applied(config, path.parent)
 
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from cloudtrain.entrypoints.stores import STORES
 
 from ..backend_table import traits
 from ..errors import Fault, Place
+from . import accelerate
 from .schema import JobConfig, blocks_of
 from .schemafaults import named, quoted
 from .yamlfile import YamlNode, given
@@ -60,7 +61,7 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
         hint = "a path is relative to the config file" if not _what(code_dir) else "it is a file"
         return [] if node.broken else [Fault(f"no folder `{named(node)}`", "code.dir", node.place, hint)]
     of_blocks = (f"{name}.{key}" for name in blocks_of(root.value) for key in traits(name).code_files)
-    keys = ("task", "script", "requirements", *of_blocks)
+    keys = ("task", "script", "requirements", accelerate.KEY, *of_blocks)
     faults = [fault for key in keys for fault in _file_faults(root, key, folder, code_dir)]
     node = given(root, "distributed", "workdir")
     if node is None or node.broken or not isinstance(node.value, str):
@@ -86,7 +87,7 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
         yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
     elif key.endswith("requirements"):
         yield from _requirements_faults(node, code_dir, key)
-    elif "." in key:  # of a backend's block
+    elif "." in key:  # not code: of a backend's block, or accelerate's settings
         return
     elif file.suffix == ".ipynb":
         hint = f"jupyter nbconvert --to script {shlex.quote(node.value)}; then write `{key}: {node.value[:-6]}.py`"
@@ -304,6 +305,7 @@ def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
         yield from _script(config, config.script, _text(folder / config.script))
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
         yield from _meeting(config, entry, _text(folder / entry))
+        yield from _accelerate(config, entry, folder)
     first = (config.module or "").partition(".")[0]
     if first and not _is_in_code(folder, first) and not _is_installed(first):
         yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
@@ -373,6 +375,17 @@ def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
     words = repr((config.args, config.resume_args))
     if (option := _LOCAL_RANK.search(text)) and "LOCAL_RANK" not in text and "local_rank" not in words:
         yield f"{script} takes {option[1]}, which torchrun does not pass: set `args: [{option[1]}=$LOCAL_RANK]`"
+
+
+def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
+    """Yield a note on settings of `accelerate config` beside a script that uses Accelerate, if no key reads them."""
+    if config.distributed.accelerate_config or "Accelerator" not in _text(folder / script):
+        return
+    if any(name.startswith("ACCELERATE_") for name in config.env):
+        return
+    for name in (each for suffix in (".yaml", ".yml") for each in _names_in(folder, suffix)):
+        if accelerate.is_settings(_text(folder / name)):
+            yield f"nothing reads {name}, which `accelerate launch` would: set `{accelerate.KEY}: {name}`"
 
 
 def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:

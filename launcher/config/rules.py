@@ -22,7 +22,7 @@ from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_a
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _RUNNABLES = ("task", "script", "module")
-_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop", "distributed.stop_signal")
+_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop", "distributed.stop_signal", "distributed.accelerate_config")
 _LAUNCHERS = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -156,6 +156,8 @@ def _launchers(root: YamlNode) -> Iterator[Fault]:
     if at is not None:
         rest = f" and `args: [{', '.join(words[at + 1 :])}]`" if words[at + 1 :] else ""
         hint = f"write `script: {words[at]}`{rest} in its place"
+    if module.startswith("accelerate."):
+        hint += "; `distributed.accelerate_config` reads the file of `accelerate config`"
     message = f"`{module}` starts ranks of its own, and cloudtrain starts one for each GPU already"
     yield between(root, message, hint, ("module",))
 

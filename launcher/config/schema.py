@@ -117,6 +117,11 @@ class Distributed(Section):
     allow_alone: bool = key(
         False, "Accept ranks that join no process group of all ranks; otherwise the job fails at the end.", True
     )
+    accelerate_config: RelativePath | None = key(
+        None,
+        "File of `accelerate config`, below `code.dir`: its settings become the variables of `accelerate launch`.",
+        "accelerate_config.yaml",
+    )
     stop_signal: Literal["SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"] = key(
         "SIGTERM",
         "Signal that stops a script: one at which the script saves. The same signal to the job from elsewhere, "
