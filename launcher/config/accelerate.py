@@ -84,13 +84,9 @@ def variables_of(settings: Any) -> Iterator[tuple[str, str]]:
         fsdp = _section(settings, "fsdp_config", "fsdp_")
         yield "ACCELERATE_USE_FSDP", "true"
         for name, default in (word.split("=") for word in _FSDP.split()):
-            value = fsdp.get(name, default or None)
-            if value is not None:
-                is_switch = default in ("true", "false")
-                yield (
-                    f"FSDP_{name.replace('layer_cls', 'cls').upper()}",
-                    str(value).lower() if is_switch else str(value),
-                )
+            if (setting := fsdp.get(name, default or None)) is not None:
+                value = str(setting).lower() if default in ("true", "false") else str(setting)
+                yield f"FSDP_{name.replace('layer_cls', 'cls').upper()}", value
 
 
 def _deepspeed(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
