@@ -60,7 +60,7 @@ class Message(Record):
 
 
 @dataclass(frozen=True)
-class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone workdir stop_signal"):
+class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone workdir stop_signal tracked_as"):
     """The program of a job."""
 
     kind: str = "task"  # task, script, module, or sweep: trials of a task
@@ -73,6 +73,7 @@ class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone w
     on_stop: str | None = None  # `save` asks a Trainer to save
     allow_alone: bool = False  # the ranks need not join one process group
     workdir: str | None = None  # of scripts and modules: the working directory, below the code; None: the code folder
+    tracked_as: str | None = None  # the group of the job's run in W&B; None: cloudtrain names no run
     stop_signal: str | None = None  # of a script that saves at another signal than SIGTERM
 
     @property

@@ -99,6 +99,7 @@ def main() -> int:
         folder = Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
         command = torchrun_command(spec, node, head, folder)
         environment = {**torchrun_environment(node), "CLOUDTRAIN_STOP_SIGNAL": spec.run.stop_signal or ""}
+        environment["CLOUDTRAIN_TRACKED_AS"] = spec.run.tracked_as or ""
         ended = _run_torchrun(command, environment, folder, spec)
         stuck = processes.kill_descendants()
         heartbeat.Supervisor(os.getppid()).wait()

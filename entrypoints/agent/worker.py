@@ -16,6 +16,7 @@ import atexit
 import builtins
 import contextlib
 import errno
+import json
 import os
 import re
 import runpy
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> int:
     variables.deadline_s(os.environ)  # before the import of torch, which takes seconds
     _name_run(os.environ)
     _number_for_slurm(os.environ)
+    _track(os.environ)
     if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
         processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
@@ -131,6 +133,20 @@ def _name_run(environ: MutableMapping[str, str]) -> None:
         environ["TORCHELASTIC_RUN_ID"] = f"{environ['CLOUDTRAIN_JOB']}-{environ.get('CLOUDTRAIN_ATTEMPT', '1')}"
         counts = (environ.get(name) or "0" for name in ("CLOUDTRAIN_RESTART", "TORCHELASTIC_RESTART_COUNT"))
         environ["TORCHELASTIC_RESTART_COUNT"] = str(sum(map(int, counts)))
+
+
+def _track(environ: MutableMapping[str, str]) -> None:
+    """Have rank 0 go on in the job's run of W&B; the job's own variables win.
+
+    MLflow makes a run's id by itself, so each start is a run of its own, with the job's id as a tag.
+    """
+    group, job = environ.get("CLOUDTRAIN_TRACKED_AS"), environ.get("CLOUDTRAIN_JOB")
+    if group and job and environ.get("RANK") == "0":
+        environ.setdefault("MLFLOW_RUN_CONTEXT", json.dumps({"cloudtrain.job": job}))
+        environ.setdefault("WANDB_RUN_GROUP", group)
+        if "WANDB_RUN_ID" not in environ:
+            environ["WANDB_RUN_ID"] = job
+            environ.setdefault("WANDB_RESUME", "allow")
 
 
 def _number_for_slurm(environ: MutableMapping[str, str]) -> None:

@@ -67,6 +67,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             on_stop=config.on_stop if config.on_stop != "signal" else None,
             allow_alone=distributed.allow_alone,
             workdir=distributed.workdir,
+            tracked_as=config.name if distributed.name_runs and not (config.task or config.sweep) else None,
             stop_signal=distributed.stop_signal if distributed.stop_signal != "SIGTERM" else None,
         ),
         checkpoint=CheckpointSettings(

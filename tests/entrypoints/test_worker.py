@@ -116,6 +116,28 @@ def test_run_has_the_jobs_id_and_its_restarts(tmp_path: Path, restarts: dict[str
     assert run(tmp_path, "script", "train.py", CLOUDTRAIN_ATTEMPT="4", **given).stdout == f"j-4 {count}\n"
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"RANK": "0"}, ["digits-abcde", "allow", "digits", '{"cloudtrain.job": "digits-abcde"}']),
+        ({"RANK": "1"}, [None] * 4),
+        ({"RANK": "0", "CLOUDTRAIN_TRACKED_AS": ""}, [None] * 4),
+        (
+            {"RANK": "0", "WANDB_RUN_ID": "own", "WANDB_RUN_GROUP": "mine", "MLFLOW_RUN_CONTEXT": "{}"},
+            ["own", None, "mine", "{}"],
+        ),
+    ],
+)
+def test_rank_0_names_the_run_of_a_tracker(tmp_path: Path, given: dict[str, str], told: list[str | None]) -> None:
+    """The id is the same in all attempts; the job's own variables win."""
+    (tmp_path / "train.py").write_text(
+        "import os\nnames = 'WANDB_RUN_ID WANDB_RESUME WANDB_RUN_GROUP MLFLOW_RUN_CONTEXT'.split()\n"
+        "print([os.environ.get(name) for name in names])\n"
+    )
+    known = {"CLOUDTRAIN_TRACKED_AS": "digits", "CLOUDTRAIN_JOB": "digits-abcde"}
+    assert run(tmp_path, "script", "train.py", **known | given).stdout == f"{told}\n"
+
+
 def test_slurms_numbers_are_the_ranks_own(tmp_path: Path) -> None:
     """Slurm knows one task a node: of its variables, if shown, those that libraries compare with RANK agree with it."""
     (tmp_path / "train.py").write_text(
