@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloudtrain.launcher.backend import ServedModel, ServingFiles
+from cloudtrain.launcher.backend.model_files import ServedModel, ServingFiles
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.planning import serving
 from cloudtrain.launcher.planning.serving import Blank

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.launcher.backend import PushedModel, PushOutcome
+from cloudtrain.launcher.backend.model_files import PushedModel, PushOutcome
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..job import State
     from ..metering.rate import Quote
     from ..plan import Plan
+    from .model_files import PushedModel, PushOutcome, ServedModel, ServingFiles
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 Cursor = dict[str, Any]  # a backend's own place in a log: JSON, opaque to all callers
@@ -160,46 +161,6 @@ class Shipment:
     """The progress of `send`."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What `send` leaves with the job, for `Lists.jobs`."""
-
-
-@dataclass(frozen=True)
-class PushedModel:
-    """A verified model folder on its way: the model's name, its version (12 digits), and its files by relative name."""
-
-    name: str
-    version: str
-    files: Mapping[str, Path]
-
-
-@dataclass(frozen=True)
-class PushOutcome:
-    """The end of a push to one target: the version that is current there, or the error."""
-
-    version: str | None
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """An exported model that a vendor's endpoint is to serve."""
-
-    name: str
-    version: str
-    """The first 12 digits of the folder's digest."""
-    machine: str | None = None
-    """The machine type; None for the backend's default."""
-    torch: str | None = None
-    """The version of torch that traced the model."""
-    requirements: str | None = None
-    """The file in `code/` with the packages that the model needs; None for a traced model."""
-
-
-@dataclass(frozen=True)
-class ServingFiles:
-    """The texts of the files that a vendor's own command line takes, by name, and notes about them for people."""
-
-    files: Mapping[str, str]
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

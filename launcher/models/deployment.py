@@ -23,7 +23,7 @@ from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.models import folder as folders
 
 from .. import backend as backends
-from ..backend import ServedModel
+from ..backend.model_files import ServedModel
 from ..backend_table import SERVING
 from ..config.schema import JobConfig
 from ..errors import UsageError

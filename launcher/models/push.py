@@ -21,7 +21,7 @@ from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.entrypoints.stores.store import Store, in_threads, open_store
 
 from .. import backend as backends
-from ..backend import PushedModel, PushOutcome
+from ..backend.model_files import PushedModel, PushOutcome
 from ..backend_table import traits
 from ..config.schema import JobConfig
 from ..errors import CloudtrainError, ConfigError, UsageError

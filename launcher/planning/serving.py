@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..backend import ServedModel, ServingFiles
+from ..backend.model_files import ServedModel, ServingFiles
 from ..errors import Fault, refuse
 from . import render, request_rules
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
-from cloudtrain.launcher.backend import ServedModel
+from cloudtrain.launcher.backend.model_files import ServedModel
 from cloudtrain.launcher.config.schema import model
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import serving
