@@ -1,4 +1,4 @@
-"""Models on their way to a backend: what is pushed to hosts and buckets, and what a vendor's endpoint serves."""
+"""Model folders for hosts and buckets (`push`), and for a vendor's endpoint (`export --for`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PushedModel:
 
 @dataclass(frozen=True)
 class PushOutcome:
-    """The end of a push to one target: the version that is current there, or the error."""
+    """The end of a push to one target: the current version after the push, or the error."""
 
     version: str | None
     error: str = ""
@@ -41,7 +41,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ServingFiles:
-    """The texts of the files that a vendor's own command line takes, by name, and notes about them for people."""
+    """The files for a vendor's command line, as texts by name, and notes for people."""
 
     files: Mapping[str, str]
     notes: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ import click
 from ..backend_table import BUILT_IN
 from ..errors import UsageError
 from ..job import name_of
-from .options import DEFAULT_FILE
+from .options import DEFAULT_FILE, completes
 
 KINDS = ("task", "script")
 _BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
@@ -37,8 +37,9 @@ NEXT = {
     help="task: three functions for the shared trainer; script: a torchrun script of your own.",
 )  # fmt: skip
 @click.option(
-    "--backend", type=click.Choice(BACKENDS), help="Where it runs: write that block with the keys that it needs."
-)
+    "--backend", type=click.Choice(BACKENDS), shell_complete=completes("backends"),
+    help="Where it runs: write that block with the keys that it needs.",
+)  # fmt: skip
 @click.option(
     "--force", is_flag=True,
     help="Overwrite files that exist, a train.py of your own too; of each a copy stays, FILE.before-init.",
