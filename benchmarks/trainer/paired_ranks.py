@@ -98,9 +98,9 @@ def _trainer_steps(spec: dict[str, Any], is_connected: bool = False) -> Iterator
     progress = resume.resume(job)
     yield
     job.meter.restart()
-    with train._batches(job, progress) as batches:
+    with train._steps(job, progress) as take_step:
         while True:
-            train._step(job, progress, batches)
+            take_step()
             train.saving.collect(job, progress)
             yield
 
