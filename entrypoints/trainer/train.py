@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ from .task import load_task
 
 EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
+_AS_IT_IS = nullcontext()
 LAST_SAVE_S = 60.0  # the other ranks wait for this rank, or have died and their part of the save is lost
 
 
@@ -372,14 +373,16 @@ def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
     return min([*ends, progress.last_step]) - progress.step - 1
 
 
-@contextmanager
-def _counted(job: TrainingJob) -> Iterator[None]:
+def _counted(job: TrainingJob) -> AbstractContextManager[None]:
     """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the device's peak is known."""
     training, is_known = job.spec.training, job.meter.flops_per_step is not None
     # With the schedule async a step holds other passes than its own.
-    if is_known or job.meter.peak_tflops is None or training.compile or training.parallel.schedule == "async":
-        yield
-        return
+    is_left_out = is_known or job.meter.peak_tflops is None or training.compile
+    return _AS_IT_IS if is_left_out or training.parallel.schedule == "async" else _counting(job)
+
+
+@contextmanager
+def _counting(job: TrainingJob) -> Iterator[None]:
     with metrics.FlopCounter() as counter:
         yield
     count = float(counter.total or 0)
@@ -393,12 +396,26 @@ def _counted(job: TrainingJob) -> Iterator[None]:
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
+    try:
+        with job.strategy.autocast(), _around_loss(job):
+            return weighted.checked(job.tally.take(job.task.loss(model, batch)))
+    except (AttributeError, RuntimeError) as error:
+        with explaining("loss", job.spec.training, job.strategy.module):
+            raise error
+
+
+def _around_loss(job: TrainingJob) -> AbstractContextManager[Any]:
+    """Return the contexts of a call of `loss` beside its precision: none in most steps."""
     training, module = job.spec.training, job.strategy.module
-    kept = saved_on_host(module) if training.activation_offload else nullcontext()
     is_first = job.tally.is_weighted is None and not training.compile
-    watched = SparseCalls(training, module, job.task.optimizer is not None) if is_first else nullcontext()
-    with explaining("loss", training, module), job.strategy.autocast(), kept, watched:
-        return weighted.checked(job.tally.take(job.task.loss(model, batch)))
+    if not is_first and not training.activation_offload:
+        return _AS_IT_IS
+    around = ExitStack()
+    if is_first:
+        around.enter_context(SparseCalls(training, module, job.task.optimizer is not None))
+    if training.activation_offload:
+        around.enter_context(saved_on_host(module))
+    return around
 
 
 def _count_left_out(

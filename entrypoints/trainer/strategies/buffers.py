@@ -34,6 +34,7 @@ from .. import data
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
+_AS_IT_IS = contextlib.nullcontext()
 ROOM_BYTES = 1 << 28  # for copies in the first step, at least
 _ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
 
@@ -181,15 +182,15 @@ class Buffers:
         """Return the context manager for one micro-batch; an empty context for a model without buffers."""
         return self._around(virtual, last) if self._places or self._is_new else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def watch(self) -> Iterator[None]:
-        """Watch the first micro-batch for tensors that no resume could load, or that move.
+    def watch(self) -> AbstractContextManager[Any]:
+        """Return a context that watches the first micro-batch for tensors that no resume could load, or that move.
 
         Raises TaskError with their names.
         """
-        if not self._is_new:
-            yield
-            return
+        return self._watched() if self._is_new else _AS_IT_IS
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
         self._is_new = False
         kinds = kinds_of(self._module)
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here

@@ -15,6 +15,7 @@ import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -117,13 +118,12 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * sent_bytes  # what a ring sends: Patarasuk and Yuan 2009
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
-    @contextlib.contextmanager
-    def micro_batch(virtual: int, last: bool) -> Iterator[None]:
+    def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
         is_ddps = is_simple and not buffers.has_moved
-        model.broadcast_buffers = is_ddps and not silent
+        if model.broadcast_buffers is not (is_ddps and not silent):  # a module's attribute is slow to set
+            model.broadcast_buffers = is_ddps and not silent
         around = buffers.watch() if is_ddps else buffers.micro_batch(virtual, last)
-        with around, contextlib.nullcontext() if last else model.no_sync():
-            yield
+        return around if last else _both(around, model.no_sync())
 
     return replace(
         setup.of_one_rank(buffers, agree=silent),
@@ -133,6 +133,12 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
         **kept,
     )
+
+
+@contextlib.contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 def _strict(setup: Setup, buffers: Buffers) -> Strategy:
@@ -191,12 +197,13 @@ class WatchedForward(OneForward):
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
-        self.reaches, self._trained = True, {p for p in module.parameters() if p.requires_grad}
+        self.reached = [True]  # a list, since a module's own attributes are slow to set
+        self._trained = {p for p in module.parameters() if p.requires_grad}
 
     def forward(self, run: Callable[[nn.Module], Any]) -> Any:
         """Return the function's result."""
-        result = super().forward(run)
-        self.reaches = not isinstance(result, torch.Tensor) or self._is_reached(result)
+        result = run(self.module)
+        self.reached[0] = not isinstance(result, torch.Tensor) or self._is_reached(result)
         return result
 
     def _is_reached(self, loss: torch.Tensor) -> bool:
@@ -226,7 +233,7 @@ def _with_unused(model: DistributedDataParallel, watched: WatchedForward) -> Cal
         unused: list[tuple[str, nn.Parameter]] = []
         try:
             model.reducer._check_reducer_finalized()
-            missing = [] if watched.reaches else named  # no hook was called, so DDP does not know that it waits
+            missing = [] if watched.reached[0] else named  # no hook was called, so DDP does not know that it waits
         except RuntimeError as error:
             if (places := _UNUSED.search(str(error))) is None:
                 raise
