@@ -249,13 +249,10 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     local, facts = wanted.local or LocalSettings(), facts_of(wanted)
     is_local = facts.averages_weights and ranks > 1
     is_async = facts.has_servers  # a worker trains alone, and its rank's process has a second copy
-    wanted = together(wanted)
-    parallel = wanted.parallel
+    parallel = (wanted := together(wanted)).parallel
     _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
-    # DistributedDataParallel reads values. Its gradients are views of its buckets, which live all the time.
-    is_averaged = facts_of(wanted).averages_gradients and parallel.ranks == 1 and ranks > 1
-    is_averaged = is_averaged and wanted.reproducible != "strict"
+    is_averaged = _is_averaged(wanted, ranks)
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
     # A rank that trains alone, or sends codes, has no buckets.
@@ -276,9 +273,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         if is_shared and is_averaged:
             strategy = shard_optimizer(wanted, strategy, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
-        # Compression threshold and topk keep the residual, the mean over the ranks, and SGD's momentum.
-        has_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
-        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + (2 + has_momentum) * is_sparse)]
+        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _kept_by_codes(wanted) * is_sparse)]
         average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
         optimizer, spare, is_assumed = _first_step(spec, task, strategy, ranks, mode)
         if is_shared:
@@ -309,6 +304,17 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
     return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+
+
+def _is_averaged(wanted: TrainingSettings, ranks: int) -> bool:
+    """Return whether DistributedDataParallel averages the gradients: views of its buckets, which live all the time."""
+    is_averaged = facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and ranks > 1
+    return is_averaged and wanted.reproducible != "strict"
+
+
+def _kept_by_codes(wanted: TrainingSettings) -> int:
+    """Return the copies that threshold and topk keep: residual, mean over the ranks, and SGD's momentum."""
+    return 2 + bool(OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0)
 
 
 def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:
