@@ -17,6 +17,9 @@ _NAMES = "ATTEMPT CHECKPOINT_DIR CODE_DIR DEADLINE JOB NODE_RANK NUM_NODES OUTPU
 NAMES = tuple(f"{PREFIX}{name}" for name in _NAMES.split())
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
 _OF_RANK = re.compile(r"\$(\$?)(RANK|LOCAL_RANK|WORLD_SIZE)\b", re.ASCII)
+OF_TORCHRUN = frozenset(
+    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
 # The job's own PYTHONPATH, for user code alone: a module `random` there would break torchrun and the worker.
 PYTHONPATH = f"{PREFIX}PYTHONPATH"
 WORKDIR = f"{PREFIX}WORKDIR"  # the folder below the code in which a script or module starts; absent: the code folder

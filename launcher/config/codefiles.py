@@ -19,6 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePath
 
 from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES
 
 from ..backend_table import traits
@@ -47,7 +48,6 @@ _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
-_SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""add_argument\(\s*["'](--local[_-]rank)["']""")
@@ -397,7 +397,7 @@ def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:
             place, value = node.targets[0], ast.unparse(node.value)
             name = place.slice.value if isinstance(place.slice, ast.Constant) else None
             is_fixed = isinstance(node.value, ast.Constant) or (name == "MASTER_PORT" and "free_port" in value)
-            if name in _SET_BY_TORCHRUN and is_fixed and ast.unparse(place.value).endswith("environ"):
+            if name in variables.OF_TORCHRUN and is_fixed and ast.unparse(place.value).endswith("environ"):
                 yield f"{name} to {value}"
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
             method = next((ast.unparse(each.value) for each in node.keywords if each.arg == "init_method"), "")

@@ -22,7 +22,14 @@ from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_a
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _RUNNABLES = ("task", "script", "module")
-_OF_SCRIPTS = ("resume_args", "keep", "progress", "on_stop", "distributed.stop_signal", "distributed.accelerate_config")
+_OF_SCRIPTS = (
+    *("resume_args", "keep", "progress", "on_stop"),
+    *("distributed.stop_signal", "distributed.accelerate_config", "distributed.workdir"),
+)
+_IN_A_TASK = {  # what a task has in place of a script's key
+    "args": "a task takes its settings from `params`",
+    "distributed.workdir": "a task has the code folder as its working directory: leave the key out",
+}
 _LAUNCHERS = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -31,9 +38,6 @@ _LAUNCHERS = (
     "deepspeed.launcher.runner",
 )
 # torchrun and boot set these variables for every rank, so a value in the config would have no effect.
-_SET_BY_TORCHRUN = frozenset(
-    {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-)
 
 
 def faults_of(root: YamlNode) -> list[Fault]:
@@ -70,13 +74,8 @@ def _only_where_they_count(root: YamlNode) -> Iterator[Fault]:
     own = next((name for name in ("script", "module") if given(root, name)), "")
     for name in ("args", *_OF_SCRIPTS) if given(root, "task") and not own else ():
         if given(root, *(path := tuple(name.split(".")))):
-            hint = "the shared trainer does so by itself: leave the key out"
-            hint = "a task takes its settings from `params`" if name == "args" else hint
+            hint = _IN_A_TASK.get(name, "the shared trainer does so by itself: leave the key out")
             yield between(root, f"`{name}` goes with `script` or `module`, not with `task`", hint, path, ("task",))
-    if given(root, "task") and not own and given(root, "distributed", "workdir"):
-        hint = "a task has the code folder as its working directory: leave the key out"
-        message = "`distributed.workdir` goes with `script` or `module`, not with `task`"
-        yield between(root, message, hint, ("distributed", "workdir"), ("task",))
     if own and not given(root, "task"):
         for name, hint in (
             ("params", "give them as `args`"),
@@ -284,7 +283,7 @@ def _environment(root: YamlNode) -> Iterator[Fault]:
     env, secrets = given(root, "env"), given(root, "secrets")
     names = env.value if env and isinstance(env.value, dict) else {}
     for name in names:
-        if name in _SET_BY_TORCHRUN or name.startswith("CLOUDTRAIN_"):
+        if name in variables.OF_TORCHRUN or name.startswith("CLOUDTRAIN_"):
             message = f"`{name}` is set on every rank by cloudtrain and torchrun"
             yield Fault(message, f"env.{name}", key_place(root, ("env", name)), "remove it")
     for index, item in enumerate(secrets.value if secrets and isinstance(secrets.value, tuple) else ()):
