@@ -8,7 +8,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -58,15 +58,18 @@ def evaluate(job: TrainingJob, progress: TrainState) -> str | None:
     Counts from before an interruption are dropped: the resumed job evaluates this step again.
     """
     begin_s = time.perf_counter()
-    place, split = job.place, job.eval_data or ()
     limit, strict = job.spec.training.eval_batches, job.spec.training.reproducible == "strict"
     if limit is not None and strict:  # the same samples for any number of ranks
-        limit = limit * job.split.virtual // place.data_ranks
+        limit = limit * job.split.virtual // job.place.data_ranks
+    found: list[tuple[dict[str, Number], int]] = []
+
+    def take(_indices: list[int], weight: int, measured: Callable[[], Any]) -> None:
+        found.append((measured() or {}, weight))
+
     job.tell(progress)
     with eval_mode(job):
-        is_even = uses_collectives(job, split, job.split.micro, lambda batch: functools.partial(numbers, job, batch))
-        plan = shares(len(split), job.split.micro, limit, place.data_rank, place.data_ranks, is_even=is_even)
-        stop, metrics = _run(job, plan)
+        stop = visit(job, job.eval_data or (), job.split.micro, functools.partial(numbers, job), take, limit)
+        metrics = {} if stop else mean(found)
     seconds = time.perf_counter() - begin_s
     job.meter.skip(seconds)
     if stop is not None:
@@ -93,7 +96,49 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
 
 
 @torch.no_grad()
-def uses_collectives(job: TrainingJob, split: Any, size: int, run: Callable[[Any], Callable[[Any], Any]]) -> bool:
+def visit(
+    job: TrainingJob,
+    split: Any,
+    size: int,
+    measure: Callable[[Any, Any], Any],
+    take: Callable[[list[int], int, Callable[[], Any]], None],
+    limit: int | None = None,
+) -> str | None:
+    """Visit a split's batches of `size`, at most `limit`; return the reason to stop, or None. Collective.
+
+    `take` gets the indices of a batch, the number of its samples that count, and a function that calls `measure` with
+    the batch and the model.
+    """
+    place, seen, batch_s = job.place, itertools.count(), 0.0
+    is_even = _uses_collectives(job, split, size, measure)
+    plan = shares(len(split), size, limit, place.data_rank, place.data_ranks, is_even=is_even)
+    batches = job.batches(split, iter([keys for keys, _ in plan]))
+
+    def measured() -> Any:
+        batch = next(batches)
+        job.seed(data.EVAL, next(seen) * place.data_ranks + place.data_rank)
+        with job.strategy.autocast():
+            return job.strategy.evaluate(functools.partial(measure, batch))
+
+    job.agreement.hurry()
+    try:
+        for keys, weight in plan:
+            begin_s = time.perf_counter()
+            if job.agreement.is_due():
+                job.agreement.begin(batch_s)
+            take([index for _, index in keys], weight if place.counts else 0, measured)
+            heartbeat.beat()
+            stop = job.agreement.finish().stop
+            if stop is not None:
+                return stop
+            batch_s = time.perf_counter() - begin_s
+    finally:
+        job.agreement.hurry()
+        batches.close()
+    return None
+
+
+def _uses_collectives(job: TrainingJob, split: Any, size: int, measure: Callable[[Any, Any], Any]) -> bool:
     """Return whether the task's own code calls collectives in an evaluation; these need batches of equal size.
 
     The first call evaluates a batch which does not count, the same on all ranks, unless the batches are even anyway.
@@ -107,7 +152,7 @@ def uses_collectives(job: TrainingJob, split: Any, size: int, run: Callable[[Any
         with closing(job.batches(split, iter([keys]))) as batches:
             batch = next(batches)  # the dataset runs without autocast
         with eager, job.strategy.autocast(), watch:
-            job.strategy.evaluate(run(batch))
+            job.strategy.evaluate(functools.partial(measure, batch))
         job.tally.uses_collectives = any(exchange.gather(watch.has_seen))
     return bool(job.tally.uses_collectives)
 
@@ -124,33 +169,6 @@ class _CollectiveWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_strategys = ".strategies." in callers[ours] or any(n.startswith(_SPREADERS) for n in callers[:ours])
             self.has_seen = self.has_seen or not is_strategys
         return func(*args, **(kwargs or {}))
-
-
-@torch.no_grad()
-def _run(job: TrainingJob, plan: list[tuple[list[data.Key], int]]) -> tuple[str | None, dict[str, float]]:
-    keys: Iterator[list[data.Key]] = iter([keys for keys, _ in plan])
-    batches = job.batches(job.eval_data, keys)
-    found: list[dict[str, Number]] = []
-    batch_s = 0.0
-    job.agreement.hurry()
-    try:
-        for number, _ in enumerate(plan):
-            begin_s = time.perf_counter()
-            batch = next(batches)
-            job.seed(data.EVAL, number * job.place.data_ranks + job.place.data_rank)
-            if job.agreement.is_due():
-                job.agreement.begin(batch_s)
-            with job.strategy.autocast():
-                found.append(job.strategy.evaluate(functools.partial(numbers, job, batch)) or {})
-            heartbeat.beat()
-            stop = job.agreement.finish().stop
-            if stop is not None:
-                return stop, {}
-            batch_s = time.perf_counter() - begin_s
-    finally:
-        job.agreement.hurry()
-        batches.close()
-    return None, mean(found, [weight if job.place.counts else 0 for _, weight in plan])
 
 
 def numbers(job: TrainingJob, batch: Any, model: Any) -> dict[str, Number]:
@@ -172,26 +190,26 @@ def _number(value: Any) -> Number:
     return (float(value[0]), float(weighted.checked_count(value[1]))) if weighted.is_pair(value) else float(value)
 
 
-def mean(found: list[dict[str, Number]], weights: list[int]) -> dict[str, float]:
+def mean(found: list[tuple[dict[str, Number], int]]) -> dict[str, float]:
     """Return the means over the samples, or over the counts, of all ranks: nan without any.
 
-    The bits are the same for any distribution of the batches.
+    `found` has the numbers of each batch, and its weight. The bits are the same for any distribution of the batches.
     """
-    names: list[str] = next(filter(None, exchange.gather(sorted(found[0]))), [])
+    names: list[str] = next(filter(None, exchange.gather(sorted(found[0][0]))), [])
     if not names:
         return {}
     table = torch.tensor(
-        [
-            [_terms(values.get(name, 0.0), weight) for name in names]
-            for values, weight in zip(found, weights, strict=True)
-        ],
-        dtype=torch.float64,
+        [[_terms(values.get(name, 0.0), weight) for name in names] for values, weight in found], dtype=torch.float64
     )
     tables = [torch.empty_like(table) for _ in range(dist.get_world_size())]
     dist.all_gather(tables, table)
-    rows = [row for part in tables for row in part.tolist()]
-    terms = {name: [row[i] for row in rows if row[i][1]] for i, name in enumerate(names)}
-    return {n: _sum(s for s, _ in of) / math.fsum(c for _, c in of) if of else math.nan for n, of in terms.items()}
+    means = {}
+    for name, terms in zip(names, torch.cat(tables).unbind(1), strict=True):
+        sums, counts = terms[terms[:, 1] != 0].T.tolist()
+        # Sums that are rounded once do not depend on the order.
+        total = math.fsum(sums) if all(map(math.isfinite, sums)) else sum(sums)
+        means[name] = total / math.fsum(counts) if counts else math.nan
+    return means
 
 
 def _terms(value: Number, weight: int) -> tuple[float, float]:
@@ -199,9 +217,3 @@ def _terms(value: Number, weight: int) -> tuple[float, float]:
     if not weight:
         return 0.0, 0.0
     return value if isinstance(value, tuple) else (weight * value, float(weight))
-
-
-def _sum(values: Iterable[float]) -> float:
-    """Return the exact sum, rounded once: independent of the order."""
-    listed = list(values)
-    return math.fsum(listed) if all(map(math.isfinite, listed)) else sum(listed)

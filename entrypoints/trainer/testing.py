@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gzip
 import json
 import os
@@ -20,14 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 import torch.distributed as dist
 
 from .. import atomic_json
 from ..checkpoints import folder as folders
 from ..contract import EvaluateSettings, InitSettings
 from ..errors import TaskError
-from ..rank import exchange, heartbeat
+from ..rank import exchange
 from ..rank.agree import Agreement
 from . import data, evaluate, initial, report, scores, splits
 from .job import RankContext, TrainingJob, TrainState, build
@@ -251,58 +249,42 @@ def _test(job: TrainingJob, progress: TrainState, split: Any, candidates: list[W
 _LONG = ("classes", "confusion", "calibration", "worst", "quantiles", "predictions")
 
 
-@torch.no_grad()
 def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     """Return the figures of the present weights, on all ranks; None after a stop request. Collective."""
     place, outputs, kept = job.place, job.task.outputs, job.spec.evaluate.predictions if job.spec.evaluate else 0
-    is_even = evaluate.uses_collectives(job, split, size, functools.partial(_measure, job))
-    plan = evaluate.shares(len(split), size, None, place.data_rank, place.data_ranks, is_even=is_even)
-    batches = job.batches(split, iter([keys for keys, _ in plan]))
     counts: scores.ClassCounts | scores.Residuals | None = None
-    means: list[dict[str, evaluate.Number]] = []
+    means: list[tuple[dict[str, evaluate.Number], int]] = []
     fault: str | None = None
     is_lone = place.ranks == 1 or (facts_of(job.spec.training).is_whole and place.tensor == place.pipeline == 1)
-    job.agreement.hurry()
-    try:
-        for number, (keys, weight) in enumerate(plan):
-            job.seed(data.EVAL, number * place.data_ranks + place.data_rank)
-            if job.agreement.is_due():
-                job.agreement.begin(0.0)
-            try:
-                batch = next(batches)
-                with job.strategy.autocast():
-                    found = job.strategy.evaluate(_measure(job, batch))
-                if outputs is None:
-                    means.append(found or {})
-                elif weight and place.counts and fault is None:
-                    counts = scores.counted(found, [index for _, index in keys], counts, kept)
-            except Exception as error:  # a TaskError on all ranks, after the last batch
-                if not isinstance(error, TaskError) and not is_lone:
-                    raise  # the other ranks wait in the forward pass
-                fault = fault or (str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}")
-            heartbeat.beat()
-            if job.agreement.finish().stop is not None:
-                return None
-    finally:
-        job.agreement.hurry()
-        batches.close()
+
+    def measure(batch: Any, model: Any) -> Any:
+        return evaluate.numbers(job, batch, model) if outputs is None else outputs(model, batch)
+
+    def take(indices: list[int], weight: int, measured: Callable[[], Any]) -> None:
+        nonlocal counts, fault
+        try:
+            found = measured()
+            if outputs is None:
+                means.append((found or {}, weight))
+            elif weight and fault is None:
+                counts = scores.counted(found, indices, counts, kept)
+        except Exception as error:  # a TaskError on all ranks, after the last batch
+            if not isinstance(error, TaskError) and not is_lone:
+                raise  # the other ranks wait in the forward pass
+            fault = fault or (str(error) if isinstance(error, TaskError) else f"{type(error).__name__}: {error}")
+
+    if evaluate.visit(job, split, size, measure, take) is not None:
+        return None
     if fault := next(filter(None, exchange.gather(fault)), None):
         raise TaskError(fault)
     if outputs is None:
-        return {"kind": "means", "n": len(split), **evaluate.mean(means, [w if place.counts else 0 for _, w in plan])}
+        return {"kind": "means", "n": len(split), **evaluate.mean(means)}
     total = scores.summed(exchange.gather(counts and dataclasses.asdict(counts)))
     assert total is not None
     rows = {"predictions": scores.predictions(total, kept)}
     if isinstance(total, scores.ClassCounts):
         return scores.class_figures(total) | rows
     return scores.residual_figures(total) | rows
-
-
-def _measure(job: TrainingJob, batch: Any) -> Callable[[Any], Any]:
-    """Return a function of the model: the task's outputs or numbers for the batch."""
-    if (outputs := job.task.outputs) is not None:
-        return lambda model: outputs(model, batch)
-    return functools.partial(evaluate.numbers, job, batch)
 
 
 def _words(result: dict[str, Any]) -> str:
