@@ -45,6 +45,19 @@ class Interrupted(Exception):
 
 
 @dataclass(frozen=True)
+class TimedRun:
+    """Seconds of a step, the median for the slowest rank, and each rank's own; the stages' waits in a step.
+
+    `gradient_bytes`: the size of all gradients.
+    """
+
+    step_s: float
+    waits_s: tuple[float, ...] = ()
+    ranks_s: tuple[float, ...] = ()
+    gradient_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """Seconds of a step, and each part's share of the step; `noise` is the share by which two equal runs differ.
 
@@ -70,23 +83,16 @@ def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, g
     The step of a strategy whose ranks do not meet in each step is measured as ddp's.
     """
     spec = replace(spec, training=together(spec.training))
-    measured: dict[str, list[float]] = {}
-    waits: tuple[float, ...] = ()  # of the stages in a step, with data in memory
-    ranks_s: tuple[float, ...] = ()  # of each rank in a step without communication
-    size = 0.0
+    runs = []
     try:
         for name in ("normal", "silent", "synthetic", "normal"):
-            seconds, waited, each_s, size = _measure(spec, task, place, agreement, gradients, name)
-            measured.setdefault(name, []).append(seconds)
-            ranks_s = each_s if name == "silent" else ranks_s
-            waits = waited if name == "synthetic" else waits  # not the waits for data of another stage
+            runs.append(_measure(spec, task, place, agreement, gradients, name))
             if place.is_head:
-                emit("step", f"{name}: {_ms(seconds)} a step", run=name, seconds=seconds)
+                emit("step", f"{name}: {_ms(runs[-1].step_s)} a step", run=name, seconds=runs[-1].step_s)
     except Interrupted:
         return EXIT_SAVED
-    found = conclude(
-        measured["normal"], measured["silent"][0], measured["synthetic"][0], spec, place, waits, size, ranks_s
-    )
+    normal, silent, synthetic, again = runs
+    found = conclude([normal, again], silent, synthetic, spec, place)
     if place.is_head:
         emit("done", found.sentence, diagnosis=asdict(found))
         folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
@@ -97,24 +103,14 @@ def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, g
 
 
 def conclude(
-    normal: list[float],
-    silent: float,
-    synthetic: float,
-    spec: Spec,
-    place: RankContext,
-    waits: tuple[float, ...] = (),
-    gradient_bytes: float = 0.0,
-    ranks_s: tuple[float, ...] = (),
+    normal: list[TimedRun], silent: TimedRun, synthetic: TimedRun, spec: Spec, place: RankContext
 ) -> Diagnosis:
-    """Return the diagnosis from the seconds of a step in each run; `waits`: the seconds in which each stage waits.
-
-    `gradient_bytes` is the size of all gradients, and `ranks_s` each rank's step without communication: to compare
-    methods that send less or wait less.
-    """
-    step_s = statistics.mean(normal)
-    noise = (max(normal) - min(normal)) / step_s
-    network = max(0.0, 1 - silent / step_s) if place.ranks > 1 else 0.0
-    loading = max(0.0, 1 - synthetic / step_s)
+    """Return the diagnosis from the runs. The stages' waits are the synthetic run's: not for data of another stage."""
+    times, waits = [run.step_s for run in normal], synthetic.waits_s
+    step_s = statistics.mean(times)
+    noise = (max(times) - min(times)) / step_s
+    network = max(0.0, 1 - silent.step_s / step_s) if place.ranks > 1 else 0.0
+    loading = max(0.0, 1 - synthetic.step_s / step_s)
     bubble = min(1.0, statistics.mean(waits) / step_s) if waits else 0.0
     stages_s = tuple(max(0.0, step_s - wait) for wait in waits)
     compute = max(0.0, 1 - network - loading - bubble)
@@ -130,11 +126,12 @@ def conclude(
     is_dense = wanted.compression == "none" and wanted.shard is None and wanted.reproducible != "strict"
     # A step that all-reduces whole gradients, which the other methods replace.
     is_plain = facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and is_dense
-    if network > max(noise, NOTABLE) and gradient_bytes and is_plain:
-        sent = 2 * (place.ranks - 1) / place.ranks * gradient_bytes
+    if network > max(noise, NOTABLE) and silent.gradient_bytes and is_plain:
+        ranks_s, size = silent.ranks_s, silent.gradient_bytes
+        sent = 2 * (place.ranks - 1) / place.ranks * size
         facts, momentum = OPTIMIZERS[wanted.optimizer.name], wanted.optimizer.momentum
         states = 0 if facts.is_state_momentum and not momentum else facts.states
-        step = savings.MeasuredStep(step_s * (1 - network), gradient_bytes, sent / (network * step_s), states, ranks_s)
+        step = savings.MeasuredStep(step_s * (1 - network), size, sent / (network * step_s), states, ranks_s)
         expected = savings.expected_steps(step, place.ranks)
         sentence += f"; {savings.in_words(step, place.ranks, expected)} (docs/training.md says what each costs)"
     return Diagnosis(step_s, network, loading, bubble, compute, noise, bound, sentence, stages_s, step)
@@ -182,11 +179,7 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
 
 def _measure(
     spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
-) -> tuple[float, tuple[float, ...], tuple[float, ...], float]:
-    """Return the seconds of a step, the median over the steps for the slowest rank, and the stages' waits in a step.
-
-    Then each rank's own median, and the bytes of all gradients.
-    """
+) -> TimedRun:
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
@@ -218,7 +211,7 @@ def _measure(
     waits = tuple(seconds / count for seconds in _waits(job))
     del job, batches
     gc.collect()  # one model at a time
-    return max(ranks_s), waits, ranks_s, size
+    return TimedRun(max(ranks_s), waits, ranks_s, size)
 
 
 def _waits(job: TrainingJob) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ import torch
 
 from cloudtrain.entrypoints.contract import CheckpointSettings
 from cloudtrain.entrypoints.rank import savings
-from cloudtrain.entrypoints.trainer.diagnose import conclude
+from cloudtrain.entrypoints.trainer.diagnose import TimedRun, conclude
 from cloudtrain.entrypoints.trainer.job import RankContext
 from cloudtrain.entrypoints.trainer.settings import ParallelSettings, Spec, TrainingSettings
 from doubles.signatures import MakeProject
@@ -51,6 +51,9 @@ def spec(**training: Any) -> Spec:
     return Spec("test", 1, "task.py", {}, wanted, CheckpointSettings(), 60.0, "")
 
 
+SAME = [TimedRun(0.1), TimedRun(0.1)]
+
+
 @pytest.mark.parametrize(
     ("silent", "synthetic", "training", "bound", "advice"),
     [
@@ -63,7 +66,8 @@ def spec(**training: Any) -> Spec:
 )
 def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], bound: str, advice: str) -> None:
     """The time saved without a part is the part's share; the advice is a change that the job has not made yet."""
-    found = conclude([0.1, 0.1], silent, synthetic, spec(**training), RankContext(0, 2, torch.device("cpu")))
+    place = RankContext(0, 2, torch.device("cpu"))
+    found = conclude(SAME, TimedRun(silent), TimedRun(synthetic), spec(**training), place)
     assert (found.bound, found.noise) == (bound, 0.0)
     assert found.network + found.data + found.compute == pytest.approx(1.0)
     assert found.sentence.startswith(f"bound by {bound}: of 100 ms a step")
@@ -72,7 +76,8 @@ def test_conclusion(silent: float, synthetic: float, training: dict[str, Any], b
 
 def test_unclear_result_is_reported() -> None:
     """If two equal runs differ by more than the parts, the sentence names no bottleneck."""
-    found = conclude([0.1, 0.16], 0.07, 0.12, spec(), RankContext(0, 2, torch.device("cpu")))
+    normal, place = [TimedRun(0.1), TimedRun(0.16)], RankContext(0, 2, torch.device("cpu"))
+    found = conclude(normal, TimedRun(0.07), TimedRun(0.12), spec(), place)
     assert found.bound == "unclear"
     assert "two like runs differ by 46 %" in found.sentence
 
@@ -80,11 +85,11 @@ def test_unclear_result_is_reported() -> None:
 def test_network_bound_step_names_what_methods_save() -> None:
     """50 ms of 100 ms for 10 M gradients on 2 ranks: local saves 41 % with averaged AdamW, threshold 1 % nearly all."""
     place = RankContext(0, 2, torch.device("cpu"))
-    found = conclude([0.1, 0.1], 0.05, 0.1, spec(), place, (), 40e6, (0.05, 0.02))
+    found = conclude(SAME, TimedRun(0.05, (), (0.05, 0.02), 40e6), TimedRun(0.1), spec(), place)
     assert found.step.bandwidth == pytest.approx(40e6 / 0.05)
     assert "at 6.4 Gbit/s and 2 ranks: strategy: local, period 16 saves 41 %" in found.sentence
     assert "strategy: async saves" in found.sentence
-    assert conclude([0.1, 0.1], 0.099, 0.1, spec(), place, (), 40e6).step is None
+    assert conclude(SAME, TimedRun(0.099, gradient_bytes=40e6), TimedRun(0.1), spec(), place).step is None
 
 
 def test_all_gathered_codes_save_nothing_on_many_ranks() -> None:
@@ -102,14 +107,14 @@ def test_all_gathered_codes_save_nothing_on_many_ranks() -> None:
 
 def test_one_rank_has_no_network() -> None:
     """The share of the network is 0 for one rank, whatever the times are."""
-    assert conclude([0.1, 0.1], 0.05, 0.1, spec(), RankContext(0, 1, torch.device("cpu"))).network == 0.0
+    assert conclude(SAME, TimedRun(0.05), TimedRun(0.1), spec(), RankContext(0, 1, torch.device("cpu"))).network == 0.0
 
 
 def test_stages_that_wait_for_each_other() -> None:
     """The bubble is the mean share of the stages' waits; the sentence names the slowest stage, and the ways out."""
     layout = ParallelSettings(pipeline=2)
     place = RankContext(0, 2, torch.device("cpu"), pipeline=2)
-    found = conclude([0.1, 0.1], 0.1, 0.1, spec(parallel=layout), place, (0.08, 0.04))
+    found = conclude(SAME, TimedRun(0.1), TimedRun(0.1, (0.08, 0.04)), spec(parallel=layout), place)
     assert (found.bound, found.bubble, found.compute) == ("bubble", pytest.approx(0.6), pytest.approx(0.4))
     assert "the slowest stage is 2 of 2: it computes 60 ms, the stages' mean is 40 ms" in found.sentence
     assert found.sentence.endswith("or a larger global_batch_size, or parallel.cut: timed")
