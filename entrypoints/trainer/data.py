@@ -18,7 +18,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from ..errors import FormError, TaskError
 from .generators import draw, forget, own_generators, reseed
 
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
+Batches = Generator[Any, None, None]
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
@@ -203,7 +204,7 @@ class Stream:
                 self._start = copy.deepcopy(source.state_dict())  # type: ignore[attr-defined]
         # Hashes of the items at positions of three binary digits and zeros, also of those that a loader's process read.
         self.marks = torch.zeros(256, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        self._items, self._next, self._has_given = self._endless(), 0, False
+        self._items, self._next = self._endless(), 0
 
     def __len__(self) -> int:
         return 16
@@ -221,18 +222,15 @@ class Stream:
             if self._next >> zeros << zeros == self._next:
                 self.marks[4 * zeros + (self._next >> zeros)] = int(_digest(item)[:14], 16)
             self._next += 1
-        self._has_given = True
         return item
 
     def items(self, epoch: int) -> Iterator[Any]:
         """Yield the items of one pass."""
         _begin(self.source, epoch, mix(self._seed, SAMPLE, epoch, -1))
-        items = iter(self.source)
+        items, end = iter(self.source), object()
         for number in itertools.count():
             seed_all(mix(self._seed, SAMPLE, epoch, number), own_generators(self.source))
-            try:
-                item = next(items)
-            except StopIteration:
+            if (item := next(items, end)) is end:
                 return
             yield item
 
@@ -248,63 +246,48 @@ class Stream:
         if self._start is not None:
             self.source.load_state_dict(copy.deepcopy(self._start))  # type: ignore[attr-defined]
         for epoch in itertools.count():
-            is_empty = True
-            for item in self.items(epoch):
-                is_empty = False
-                yield item
-            if is_empty:
-                kind = FormError if self._has_given else TaskError  # no file may be on this machine
+            before = self._next
+            yield from self.items(epoch)
+            if self._next == before:
+                kind = FormError if self.marks.any() else TaskError  # no file may be on this machine
                 raise kind(
                     f"the training stream, a {type(self.source).__name__}, gave no item in pass {epoch}: it is empty, "
                     "or iter() of it does not start again from the beginning, without which no resume could be exact"
                 )
 
 
-class Batches:
-    """An iterator over collated batches, loaded in this process or by workers. `close` ends the workers.
+def load(
+    data: Any,
+    keys: Iterator[list[Key]],
+    *,
+    seed: int,
+    collate: Callable[[list[Any]], Any] | None,
+    num_workers: int,
+    device: torch.device,
+) -> Batches:
+    """Yield collated batches on the device, loaded in this process or by workers, which `close` ends.
 
     Order and content depend on the keys alone, never on `num_workers`.
     """
-
-    def __init__(
-        self,
-        data: Any,
-        keys: Iterator[list[Key]],
-        *,
-        seed: int,
-        collate: Callable[[list[Any]], Any] | None,
-        num_workers: int,
-        device: torch.device,
-    ) -> None:
-        self._device = device
-        self._batches: Iterator[Any]
-        if num_workers and isinstance(data, Stream):  # each loader would read the whole stream
-            data, num_workers = copy.copy(data), 1
-        self._source = _BatchSource(data, seed, collate)
-        if num_workers == 0:
-            self._batches = self._source.batches(keys)
-            return
-        loader: DataLoader[Any] = DataLoader(
-            self._source,  # type: ignore[arg-type]  # it has __getitems__, all that a batch sampler needs
-            batch_sampler=keys,  # consumed once
-            collate_fn=_as_it_is,
-            num_workers=num_workers,
-            worker_init_fn=_ignore_signals,
-            pin_memory=device.type == "cuda",
-        )
-        self._batches = iter(loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return to_device(next(self._batches), self._device)
-
-    def close(self) -> None:
-        """End the workers now: they ignore SIGTERM, so at exit torch would wait 30 s for them."""
-        shutdown = getattr(self._batches, "_shutdown_workers", None)
-        if shutdown is not None:
-            shutdown()
+    if num_workers and isinstance(data, Stream):  # each loader would read the whole stream
+        data, num_workers = copy.copy(data), 1
+    source = _BatchSource(data, seed, collate)
+    if num_workers == 0:
+        yield from (to_device(batch, device) for batch in source.batches(keys))
+        return
+    loader: DataLoader[Any] = DataLoader(
+        source,  # type: ignore[arg-type]  # it has __getitems__, all that a batch sampler needs
+        batch_sampler=keys,  # consumed once
+        collate_fn=_as_it_is,
+        num_workers=num_workers,
+        worker_init_fn=_ignore_signals,
+        pin_memory=device.type == "cuda",
+    )
+    batches: Any = iter(loader)
+    try:
+        yield from (to_device(batch, device) for batch in batches)
+    finally:
+        batches._shutdown_workers()  # they ignore SIGTERM, so at exit torch would wait 30 s for them
 
 
 class _BatchSource:
@@ -410,10 +393,9 @@ def to_device(batch: Any, device: torch.device) -> Any:
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
         return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(value, device) for value in batch)
+        values = [to_device(value, device) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch
 
 
@@ -432,12 +414,8 @@ def is_unsteady(data: Any, seed: int) -> bool:
 
     Of an item flipped by chance two reads are equal one time in two, so a quick item is read eight times.
     """
-    found, begin_s = set[str](), time.perf_counter()
-    for number in range(8):
-        found.add(item_hash(data, seed, 0))
-        if len(found) > 1 or (number and time.perf_counter() - begin_s > _TRIAL_S):
-            break
-    return len(found) > 1
+    first = item_hash(data, seed, 0)
+    return any(item_hash(data, seed, 0) != first for _ in _in_time(range(7), _TRIAL_S))
 
 
 def item_hash(data: Any, seed: int, index: int) -> str:
@@ -447,26 +425,32 @@ def item_hash(data: Any, seed: int, index: int) -> str:
 
 def some_hashes(data: Any, seed: int) -> list[str]:
     """Return the hashes of at most 16 items, the same on all ranks: as many as time allows, and none of a stream."""
-    found, begin_s = list[str](), time.perf_counter()
+    found = list[str]()
     with contextlib.suppress(Exception):  # the training will meet such an item, or need not read it
-        for index in () if isinstance(data, Stream) else random.Random(0).sample(range(len(data)), min(16, len(data))):
+        some = () if isinstance(data, Stream) else random.Random(0).sample(range(len(data)), min(16, len(data)))
+        for index in _in_time(some, _TRIAL_S):
             found.append(item_hash(data, seed, index))
-            if time.perf_counter() - begin_s > _TRIAL_S:
-                break
     return found
 
 
-def content_hashes(data: Any, indices: Iterable[int], until_s: float) -> list[str]:
+def content_hashes(data: Any, indices: Iterable[int], limit_s: float) -> list[str]:
     """Return the hashes of the items' contents, of as many as time allows; [] if items are random, or mere numbers."""
     own, found = own_generators(data), list[str]()
     seed_all(_PROBE, own)
-    for index in indices:
+    for index in _in_time(indices, limit_s):
         if isinstance(item := data[index], int):  # perhaps an index, which says nothing about the sample
             return []
         found.append(_digest(item))
-        if time.perf_counter() > until_s:
-            break
     return found if _draw(own) == _untouched(_PROBE, own) else []
+
+
+def _in_time(indices: Iterable[int], limit_s: float) -> Iterator[int]:
+    """Yield the first index, and further ones until the time is over."""
+    end_s = time.perf_counter() + limit_s
+    for index in indices:
+        yield index
+        if time.perf_counter() > end_s:
+            return
 
 
 def _read_alike(data: Any, seed: int, index: int) -> Any:

@@ -119,7 +119,7 @@ class TrainingJob:
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
         """Return the batches of these samples, loaded according to the settings, on this rank's device."""
-        return data.Batches(
+        return data.load(
             dataset,
             keys,
             seed=self.spec.training.seed,
@@ -363,7 +363,7 @@ def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, spl
     """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
     keys = iter([data.stream(order, 0, split.micro)])
     cpu = torch.device("cpu")
-    batches = data.Batches(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
+    batches = data.load(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
     batch = next(batches)
     return lambda model, device: task.loss(model, data.to_device(batch, device))
 

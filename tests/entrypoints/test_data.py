@@ -34,7 +34,7 @@ class Noisy:
 
 def batches(source: object, keys: list[list[data.Key]], num_workers: int = 0) -> list[list[float]]:
     """Return the second part of every sample."""
-    found = data.Batches(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=CPU)
+    found = data.load(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=CPU)
     try:
         return [batch[1].tolist() for batch in found]
     finally:
