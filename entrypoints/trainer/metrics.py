@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch.utils import _pytree, flop_counter
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from ..errors import TaskError
 from ..format import quantity
@@ -48,7 +49,7 @@ class Speed:
     checkpoint_s: float  # training paused for saving; per step, the window's saves spread over its steps
     samples_per_s: float
     tokens_per_s: float | None
-    mfu: float | None
+    mfu: float | None  # the share of the devices' peak that the model's arithmetic reaches, 0 to 1
     bubble: float | None  # the share of a step in which the stages of a pipeline wait for each other, their mean
     bubble_expected: float | None  # by the schedule and, for `cut: timed`, the measured times of the blocks
     staleness: float | None  # updates between a forward and its backward pass, the mean of rank 0's: schedule async
@@ -92,7 +93,8 @@ class ThroughputMeter:
     figures: Callable[[], dict[str, Any]] = dict  # a strategy's, since the last call
     device: torch.device = _CPU
     step_s: float = field(default=0.0, init=False)  # of the last window; 0 until the first window ends
-    flops_per_step: float | None = field(default=None, init=False)  # over all ranks; 0 if the count failed
+    # Over all ranks, forward and backward, without the recomputation of checkpointing; 0 if the count failed.
+    flops_per_step: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Begin the first window."""
@@ -153,9 +155,9 @@ class ThroughputMeter:
         self._all_steps += self._steps
         self._since_s, self._steps, self._data_s, self._checkpoint_s = now_s, 0, 0.0, 0.0
         rate = self.samples_per_step / self.step_s
-        share = None
-        if self.flops_per_step and self.peak_tflops is not None:
-            share = mfu(self.flops_per_step, self.step_s, self.ranks, self.peak_tflops)
+        utilisation = None
+        if self.flops_per_step and self.peak_tflops is not None:  # by Chowdhery et al. 2022 (PaLM), appendix B
+            utilisation = self.flops_per_step / (self.step_s * self.ranks * self.peak_tflops * 1e12)
         return Speed(
             step_s=self.step_s,
             data_s=data_s,
@@ -164,7 +166,7 @@ class ThroughputMeter:
             checkpoint_s=checkpoint_s,
             samples_per_s=rate,
             tokens_per_s=rate * self.tokens_per_sample if self.tokens_per_sample else None,
-            mfu=share,
+            mfu=utilisation,
             bubble=None if stages is None else statistics.mean(stages.waited_s) / (steps * self.step_s),
             bubble_expected=None if stages is None else stages.expected,
             staleness=None if stages is None or not stages.most_staleness else stages.mean_staleness,
@@ -203,13 +205,11 @@ def peak_memory(device: torch.device) -> int:
     """Return the peak of bytes in use: GPU memory of tensors; without a GPU, main memory of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    try:
+    with contextlib.suppress(OSError):
         # getrusage inherits its peak from the parent process: after a launcher of 500 MB, 500 MB.
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -254,13 +254,9 @@ def peak_tflops(device_name: str, precision: str) -> float | None:
 
     A slice of a GPU (MIG) is outside the table: its peak depends on the slice.
     """
-    words = device_name.replace("-", " ").split()
-    if "MIG" in words or precision not in _FORMATS:
-        return None
-    for wanted, peaks in PEAKS:
-        if all(word in words for word in wanted):
-            return peaks[_FORMATS.index(precision)]
-    return None
+    words = set(device_name.replace("-", " ").split())
+    rows = (peaks for wanted, peaks in PEAKS if words.issuperset(wanted) and "MIG" not in words)
+    return dict(zip(_FORMATS, next(rows, ()), strict=False)).get(precision)
 
 
 def device_peak_tflops(device: torch.device, precision: str) -> float | None:
@@ -271,19 +267,9 @@ def device_peak_tflops(device: torch.device, precision: str) -> float | None:
     """
     if device.type != "cuda":
         return None
-    if precision == "fp32" and torch.get_float32_matmul_precision() != "highest":
-        name = torch.cuda.get_device_name(device)
-        return peak_tflops(name, "tf32") or peak_tflops(name, "fp32")
-    return peak_tflops(torch.cuda.get_device_name(device), precision)
-
-
-def mfu(flops_per_step: float, step_s: float, ranks: int, peak_tflops: float) -> float:
-    """Return the share of the devices' peak that the model's arithmetic reaches, 0 to 1.
-
-    `flops_per_step` is over all ranks, forward and backward, without the recomputation of activation checkpointing;
-    `peak_tflops` is of one rank's device. Source: Chowdhery et al. 2022 (PaLM), appendix B.
-    """
-    return flops_per_step / (step_s * ranks * peak_tflops * 1e12)
+    name, is_tf32 = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision() != "highest"
+    peak = peak_tflops(name, "tf32") if precision == "fp32" and is_tf32 else None
+    return peak or peak_tflops(name, precision)
 
 
 class FlopCounter(TorchDispatchMode):
@@ -302,7 +288,7 @@ class FlopCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._formulas: dict[Any, Callable[..., int]] = {**flop_counter.flop_registry, **_CPU_ATTENTION}
+        self._formulas: dict[Any, Callable[..., int]] = {**flop_registry, **_CPU_ATTENTION}
         self._count = 0
         self._failed = self._is_idle = False
 
@@ -344,20 +330,17 @@ class FlopCounter(TorchDispatchMode):
 def _is_compiled() -> bool:
     """Return whether torch.compile was called for any function, by the private list of its backends."""
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    return any(callable(backend) for backend in backends.values())
-
-
-def _of_shapes(count: Callable[..., int], tensors: int) -> Callable[..., int]:
-    """Return a formula that counts by the shapes of the first tensors of an operation."""
-    return lambda *args, **_: count(*(tensor.shape for tensor in args[:tensors]))
+    return any(map(callable, backends.values()))
 
 
 # torch 2.13 has formulas for attention's CUDA kernels only.
 _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _of_shapes(flop_counter.sdpa_flop_count, 3),
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_shapes(
-        flop_counter.sdpa_backward_flop_count, 4
-    ),
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention
+    ],
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        torch.ops.aten._scaled_dot_product_flash_attention_backward
+    ],
 }
 
 

@@ -178,8 +178,3 @@ def test_fp32_may_mean_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     assert metrics.device_peak_tflops(device, "fp32") == 8.1
     assert metrics.device_peak_tflops(torch.device("cpu"), "fp32") is None
-
-
-def test_utilisation_is_over_all_ranks() -> None:
-    """1e12 operations in half a second on four devices of 2 TFLOPS."""
-    assert metrics.mfu(1e12, 0.5, 4, 2.0) == 0.25
