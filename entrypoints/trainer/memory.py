@@ -132,7 +132,6 @@ def _notes(spec: Spec, task: Task, dataset: Any, fingerprint: str) -> list[str]:
     with _forms_only():
         is_stream = isinstance(dataset, data.Stream)  # whose samples are not compared
         held = None if is_stream else eval_split(spec, task, fingerprint, RankContext(0, 1, _CPU))
-        splits.refuse_streams([dataset, held], spec.training.seed)
         return list(splits.faults(dataset, {"eval": held}, spec.training.seed))
     return []
 
@@ -455,7 +454,7 @@ def _passes(
 
     def loss_of(model: Any, batch: Any) -> Any:
         with strategy.autocast(), offloaded(), SparseCalls(wanted, strategy.module, task.optimizer is not None):
-            return weighted.checked(tally.take(task.loss(model, batch)))
+            return tally.take(task.loss(model, batch))
 
     if strategy.walk is None:
         for virtual in owned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import Subset
@@ -34,32 +34,30 @@ def say_faults(job: TrainingJob, test: Any | None) -> None:
 
     Raises FormError, on all ranks, if a stream goes on where it was.
     """
-    seed, wanted, order = job.spec.training.seed, job.spec.evaluate, job.order
+    wanted, order = job.spec.evaluate, job.order
     if order.sampler is not None and job.place.is_head:
         used = int(data.permutation(order, 0).bincount().count_nonzero())
         if used < _FEW * min(order.length, order.items):
             print(_REPEATS.format(used, order.items), flush=True)
     held = {"eval": job.eval_data, **({wanted.split: test} if wanted else {})}
-    refuse_streams([job.train_data, *held.values()], seed)
-    for fault in faults(job.train_data, held, seed) if job.place.is_head else ():
-        print(fault, flush=True)
+    for fault in faults(job.train_data, held, job.spec.training.seed, compares=job.place.is_head):
+        if job.place.is_head:
+            print(fault, flush=True)
 
 
-def refuse_streams(splits: Iterable[Any], seed: int) -> None:
-    """Raise FormError if a stream goes on where it was."""
-    for stream in splits:
-        if isinstance(stream, data.Stream) and data.is_unsteady(stream, seed) and stream.goes_on():
-            raise FormError(_GOES_ON.format(type(stream.source).__name__))
+def faults(train: Any, held: Mapping[str, Any], seed: int, *, compares: bool = True) -> Iterator[str]:
+    """Yield the faults of the splits in words; a split in `held` may be None. `compares`: its samples with `train`.
 
-
-def faults(train: Any, held: Mapping[str, Any], seed: int) -> Iterator[str]:
-    """Yield the faults of the splits in words; a split in `held` may be None."""
+    Raises FormError if a stream goes on where it was.
+    """
     for name, split in {"train": train, **held}.items():
         if split is None:
             continue
         if data.is_unsteady(split, seed):
+            if isinstance(split, data.Stream) and split.goes_on():
+                raise FormError(_GOES_ON.format(type(split.source).__name__))
             yield _UNSTEADY.format(name)
-        if name != "train" and (found := overlap(train, split, seed)):
+        if compares and name != "train" and (found := overlap(train, split, seed)):
             yield _SHARED.format(found, name)
 
 

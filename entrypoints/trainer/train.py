@@ -26,7 +26,7 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, unsaved, weighted
+from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, unsaved
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .generators import reseed
@@ -398,7 +398,7 @@ def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
     try:
         with job.strategy.autocast(), _around_loss(job):
-            return weighted.checked(job.tally.take(job.task.loss(model, batch)))
+            return job.tally.take(job.task.loss(model, batch))
     except (AttributeError, RuntimeError) as error:
         with explaining("loss", job.spec.training, job.strategy.module):
             raise error

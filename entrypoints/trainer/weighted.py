@@ -43,27 +43,35 @@ class Tally:
         """Whether the step needs the counts of all ranks, as far as this rank knows."""
         return self.is_weighted is not False
 
-    def take(self, returned: Any) -> Any:
-        """Return the loss for the backward pass; add its count. Raises FormError if a count or the form is wrong."""
+    def take(self, returned: Any) -> torch.Tensor:
+        """Return what `loss` returned as a scalar for the backward pass, and add its count. Raises FormError."""
         weighted = is_pair(returned)
         if self.is_weighted not in (None, weighted):
             now, before = ("(sum, count)", "a mean") if weighted else ("a mean", "(sum, count)")
             raise FormError(f"loss(model, batch) returned {now}, and {before} earlier; return one form in all calls")
         self.is_weighted = weighted
-        if not weighted:
-            return returned
-        total, count = returned
-        if isinstance(total, torch.Tensor) and total.numel() != 1:
-            shape = "x".join(map(str, total.shape))
+        loss, count = returned if weighted else (returned, 0.0)
+        if not isinstance(loss, torch.Tensor):
+            hint = "; write (sum, count) as a tuple" if isinstance(loss, list) else ""
+            raise FormError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}{hint}")
+        if loss.numel() != 1:
+            shape = "x".join(map(str, loss.shape))
+            mean = f"must return one number, the mean; it returned {shape}: call .mean() on it"
+            total = f"returned (sum, count) with a sum of {shape} numbers: call .sum() on it"
+            raise FormError(f"loss(model, batch) {total if weighted else mean}")
+        if weighted:
+            terms = checked_count(count)
+            if self._says:
+                self._says = False
+                print(in_words(float(terms)), flush=True)
+            self.count = self.count + terms / self._unit
+            loss = loss / self._unit
+        if not loss.requires_grad:
             raise FormError(
-                f"loss(model, batch) returned (sum, count) with a sum of {shape} numbers: call .sum() on it"
+                "loss(model, batch) returned a tensor without a gradient; was it detached, made under "
+                "torch.no_grad(), or taken from .item() or numpy?"
             )
-        terms = checked_count(count)
-        if self._says:
-            self._says = False
-            print(in_words(float(terms)), flush=True)
-        self.count = self.count + terms / self._unit
-        return total / self._unit if isinstance(total, torch.Tensor) else total
+        return loss.squeeze() if loss.dim() else loss
 
     def compare(self, verdict: Agreed, ranks: int) -> None:
         """Learn the form from the first agreement. Raises FormError, on all ranks, if `ranks` ranks have two forms."""
@@ -110,19 +118,3 @@ def checked_count(count: Any) -> torch.Tensor | float:
         raise FormError(f"the count in (sum, count) is {value}; it must be 0 or more, and finite")
     # In 24 bits, the sum over the ranks in float64 is exact, and does not depend on their number.
     return value if value.is_integer() else torch.tensor(value).item()
-
-
-def checked(loss: object) -> torch.Tensor:
-    """Return the loss as a scalar. Raises FormError if the loss is no scalar tensor, or has no gradient."""
-    if not isinstance(loss, torch.Tensor):
-        hint = "; write (sum, count) as a tuple" if isinstance(loss, list) else ""
-        raise FormError(f"loss(model, batch) must return a tensor; it returned {loss!r:.200}{hint}")
-    if loss.numel() != 1:
-        shape = "x".join(map(str, loss.shape))
-        raise FormError(f"loss(model, batch) must return one number, the mean; it returned {shape}: call .mean() on it")
-    if not loss.requires_grad:
-        raise FormError(
-            "loss(model, batch) returned a tensor without a gradient; was it detached, made under torch.no_grad(), or "
-            "taken from .item() or numpy?"
-        )
-    return loss.squeeze() if loss.dim() else loss

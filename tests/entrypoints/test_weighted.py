@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.rank.agree import Agreed
 from cloudtrain.entrypoints.trainer import data
 from cloudtrain.entrypoints.trainer.data import Split
-from cloudtrain.entrypoints.trainer.weighted import Tally, checked
+from cloudtrain.entrypoints.trainer.weighted import Tally
 
 # Sequences of 2 to 9 tokens; sample 3 has no target, and is a micro-batch alone under micro_batch_size 1.
 TOKENS = """
@@ -171,7 +171,7 @@ def test_ranks_with_two_forms_are_refused(micro: int, strategy: str, tmp_path: P
 def test_wrong_pair_is_named(returned: Any, said: str) -> None:
     """The message names the wrong part and the cure."""
     with pytest.raises(TaskError) as error:
-        checked(Tally(Split(8, 2, 1, 4), None).take(returned))
+        Tally(Split(8, 2, 1, 4), None).take(returned)
     assert said in str(error.value)
 
 
@@ -180,7 +180,7 @@ def test_first_count_is_said(count: float, is_doubted: bool, capsys: pytest.Capt
     """Once; a count that may be an accuracy with a cure."""
     tally = Tally(Split(8, 2, 1, 4), None, says=True)
     for _ in range(2):
-        tally.take((torch.ones(()), count))
+        tally.take((torch.ones((), requires_grad=True), count))
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 1
     assert f"a count of {count:g}" in said[0]
@@ -189,12 +189,12 @@ def test_first_count_is_said(count: float, is_doubted: bool, capsys: pytest.Capt
 
 def test_form_must_stay() -> None:
     """A mean after a pair is refused, and a mean needs no total after the first call."""
-    tally = Tally(Split(8, 2, 1, 4), None)
+    tally, loss = Tally(Split(8, 2, 1, 4), None), torch.ones((), requires_grad=True)
     assert tally.needs_total
-    assert tally.take((torch.ones(()), 3)) == 0.5
+    assert tally.take((loss, 3)) == 0.5
     assert tally.total(Agreed(count=1.5, pairs=1), is_lone=False) == 1.5
     with pytest.raises(TaskError, match="returned a mean, and \\(sum, count\\) earlier"):
-        tally.take(torch.ones(()))
+        tally.take(loss)
     plain = Tally(Split(8, 2, 1, 4), None)
-    assert plain.take(1.0) == 1.0
+    assert plain.take(loss) == 1.0
     assert not plain.needs_total
