@@ -95,8 +95,7 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any, finish: Callable[
         candidates.append(_saved(job, job.folder, "best", best, candidates[0].kind))
     elif best is not None:
         candidates[0] = dataclasses.replace(candidates[0], checkpoint="best")
-    assert job.spec.evaluate is not None
-    prefers = "last" if job.spec.evaluate.checkpoint == "last" else "best"
+    prefers = "last" if _wanted(job.spec).checkpoint == "last" else "best"
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(job, finish, ended), name="test", daemon=True)
     watcher.start()
@@ -112,8 +111,7 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any, finish: Callable[
 
 
 def _say_failed(job: TrainingJob, fault: str) -> None:
-    assert job.spec.evaluate is not None
-    text = f"the test on {job.spec.evaluate.split} failed: {fault}; the training is done, its weights are exported"
+    text = f"the test on {_wanted(job.spec).split} failed: {fault}; the training is done, its weights are exported"
     report.say(job, "test", text, failed=fault[:500])
 
 
@@ -149,9 +147,7 @@ def _store() -> Any:
 
 def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> int:
     """Test the weights of `init_from`, write the figures, and return the exit code. Nothing is trained or saved."""
-    wanted, trained = spec.evaluate, spec.training
-    assert wanted is not None
-    size = _batch_size(wanted, spec)
+    trained, size = spec.training, _batch_size(spec)
     training = dataclasses.replace(
         together(trained),  # in a test all ranks have the same model
         global_batch_size=size * place.data_ranks * trained.parallel.pipeline,  # a micro-batch for each stage
@@ -206,15 +202,17 @@ def _filled(job: TrainingJob, parent: initial.Parent) -> Iterator[None]:
     yield
 
 
-def _batch_size(wanted: EvaluateSettings, spec: Spec) -> int:
-    return wanted.batch_size or spec.training.micro_batch_size or DEFAULT_BATCH
+def _wanted(spec: Spec) -> EvaluateSettings:
+    return spec.evaluate or EvaluateSettings()
+
+
+def _batch_size(spec: Spec) -> int:
+    return _wanted(spec).batch_size or spec.training.micro_batch_size or DEFAULT_BATCH
 
 
 def _test(job: TrainingJob, progress: TrainState, split: Any, candidates: list[Weights], prefers: str) -> bool:
     """Test all weights in their order, and report those of the checkpoint `prefers`; return False after a stop."""
-    wanted = job.spec.evaluate
-    assert wanted is not None
-    size, tested = _batch_size(wanted, job.spec), []
+    size, name, tested = _batch_size(job.spec), _wanted(job.spec).split, []
     for each in candidates:
         with each.place(), evaluate.eval_mode(job):
             found = _figures(job, split, size)
@@ -227,19 +225,17 @@ def _test(job: TrainingJob, progress: TrainState, split: Any, candidates: list[W
     tested.sort(key=lambda each: each["checkpoint"] != prefers)  # stable: the average, which was evaluated, comes first
     chosen, compared = tested[0], [{k: v for k, v in each.items() if k not in _LONG} for each in tested]
     rows = chosen.pop("predictions", [])
-    about = {"job": job.spec.job, "split": wanted.split, "batch_size": size, "parent": progress.parent}
-    eval_split = job.eval_data
-    is_eval = eval_split is not None and data.fingerprint(eval_split, job.spec.training.seed) == data.fingerprint(
-        split, job.spec.training.seed
-    )
+    about = {"job": job.spec.job, "split": name, "batch_size": size, "parent": progress.parent}
+    seed, held = job.spec.training.seed, job.eval_data
+    is_eval = held is not None and data.fingerprint(held, seed) == data.fingerprint(split, seed)
     result = {**about, "same_as_eval": is_eval, **chosen, "compared": compared}
     if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
             if rows:
                 lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
-                (Path(folder) / f"predictions-{wanted.split}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
-            atomic_json.write_json(Path(folder) / f"metrics-{wanted.split}.json", result)
+                (Path(folder) / f"predictions-{name}.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+            atomic_json.write_json(Path(folder) / f"metrics-{name}.json", result)
         except OSError as error:
             raise TaskError(f"evaluate: the figures cannot be written: {error}") from error
     report.say(job, "test", _words(result), test=short(result))
@@ -251,7 +247,7 @@ _LONG = ("classes", "confusion", "calibration", "worst", "quantiles", "predictio
 
 def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
     """Return the figures of the present weights, on all ranks; None after a stop request. Collective."""
-    place, outputs, kept = job.place, job.task.outputs, job.spec.evaluate.predictions if job.spec.evaluate else 0
+    place, outputs, kept = job.place, job.task.outputs, _wanted(job.spec).predictions
     counts: scores.ClassCounts | scores.Residuals | None = None
     means: list[tuple[dict[str, evaluate.Number], int]] = []
     fault: str | None = None
@@ -281,10 +277,8 @@ def _figures(job: TrainingJob, split: Any, size: int) -> dict[str, Any] | None:
         return {"kind": "means", "n": len(split), **evaluate.mean(means)}
     total = scores.summed(exchange.gather(counts and dataclasses.asdict(counts)))
     assert total is not None
-    rows = {"predictions": scores.predictions(total, kept)}
-    if isinstance(total, scores.ClassCounts):
-        return scores.class_figures(total) | rows
-    return scores.residual_figures(total) | rows
+    found = scores.class_figures(total) if isinstance(total, scores.ClassCounts) else scores.residual_figures(total)
+    return found | {"predictions": scores.predictions(total, kept)}
 
 
 def _words(result: dict[str, Any]) -> str:
@@ -309,11 +303,9 @@ def short(result: dict[str, Any]) -> dict[str, Any]:
         found[table] = [[each[k] for k in keys] for each in found.get(table, [])]
     pairs = [(n, a, b) for a, row in enumerate(found.get("confusion", [])) for b, n in enumerate(row) if n and a != b]
     found["pairs"] = [list(each) for each in sorted(pairs, key=lambda each: (-each[0], each[1:]))[:20]]
-    for name in ("confusion", "classes", "pairs", "worst", "compared"):
+    others = [name for name in found if name not in _HEAD]
+    for name in ("confusion", "classes", "pairs", "worst", "compared", *reversed(others)):
         if len(json.dumps(found)) < _ROOM:
             break
-        found.pop(name, None)
-    others = [name for name in found if name not in _HEAD]
-    while len(json.dumps(found)) >= _ROOM and others:  # the file of the figures has all
-        found.pop(others.pop())
+        found.pop(name, None)  # the file of the figures has all
     return found
