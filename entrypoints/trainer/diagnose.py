@@ -13,8 +13,8 @@ import gc
 import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,9 +183,11 @@ def _measure(
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
-    took = []
-    with _batches(job, WARM_UP + count, is_synthetic=name == "synthetic") as batches:
-        for number in range(WARM_UP + count):
+    took, is_synthetic = [], name == "synthetic"
+    keys = data.train_keys(job.order, job.split, place.data_rank, 0, 1 if is_synthetic else progress.max_steps)
+    with closing(job.batches(job.train_data, keys)) as loaded:
+        batches = itertools.cycle(list(loaded)) if is_synthetic else loaded
+        for number in range(progress.max_steps):
             if number == WARM_UP:
                 dist.barrier()
                 _waits(job)
@@ -209,7 +211,7 @@ def _measure(
     ranks_s = tuple(exchange.gather(statistics.median(took[WARM_UP:])))
     size = float(sum(p.nbytes for p in job.strategy.module.parameters() if p.requires_grad))
     waits = tuple(seconds / count for seconds in _waits(job))
-    del job, batches
+    del job, batches, loaded
     gc.collect()  # one model at a time
     return TimedRun(max(ranks_s), waits, ranks_s, size)
 
@@ -218,17 +220,6 @@ def _waits(job: TrainingJob) -> tuple[float, ...]:
     """Return the seconds in which each stage of a pipeline has waited since the last call; () without a pipeline."""
     times = job.strategy.stage_times
     return () if times is None else times().waited_s
-
-
-@contextmanager
-def _batches(job: TrainingJob, steps: int, *, is_synthetic: bool) -> Iterator[Iterator[Any]]:
-    keys = data.train_keys(job.order, job.split, job.place.data_rank, 0, steps)
-    with closing(job.batches(job.train_data, keys)) as batches:
-        if not is_synthetic:
-            yield batches
-            return
-        loaded = list(itertools.islice(batches, job.split.accumulation))
-    yield itertools.cycle(loaded)
 
 
 def _ms(seconds: float) -> str:

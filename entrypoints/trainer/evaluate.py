@@ -44,12 +44,9 @@ def shares(
         whole, singles = end - rest, end - rest % ranks
         starts = [*range(0, whole, micro), *range(whole, singles, max(1, rest // ranks)), *range(singles, end)]
     batches = [range(start, stop) for start, stop in itertools.pairwise([*starts, end])]
-    rounds = -(-len(batches) // ranks)
-    own = [
-        (batches[i], len(batches[i])) if i < len(batches) else (batches[-1 if is_even else 0], 0)
-        for i in range(rank, rounds * ranks, ranks)
-    ]
-    return [([(_EPOCH, index) for index in batch], weight) for batch, weight in own]
+    repeated = (batches[-1:] if is_even else batches[:1]) * (-len(batches) % ranks)
+    weighed = [*((batch, len(batch)) for batch in batches), *((batch, 0) for batch in repeated)]
+    return [([(_EPOCH, index) for index in batch], weight) for batch, weight in weighed[rank::ranks]]
 
 
 def evaluate(job: TrainingJob, progress: TrainState) -> str | None:

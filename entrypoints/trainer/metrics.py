@@ -97,7 +97,6 @@ class ThroughputMeter:
     flops_per_step: float | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Begin the first window."""
         self._since_s = time.perf_counter()
         self._steps = self._all_steps = 0
         self._first_s = self._first_data_s = 0.0  # of the first step, which compiles, and starts data workers
@@ -293,14 +292,12 @@ class FlopCounter(TorchDispatchMode):
         self._failed = self._is_idle = False
 
     def __enter__(self) -> FlopCounter:
-        """Start the count."""
         self._is_idle = _is_compiled()
         if not self._is_idle:
             super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Stop the count."""
         if not self._is_idle:
             super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -312,7 +309,6 @@ class FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run and count the operation."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))

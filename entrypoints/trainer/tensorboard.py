@@ -61,11 +61,7 @@ class Board:
 
     def scalars(self, step: int, values: Mapping[str, Any]) -> None:
         """Write values by tag at a step, as one event; values other than numbers are left out."""
-        numbers = {
-            tag: float(value)
-            for tag, value in values.items()
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
+        numbers = {tag: float(value) for tag, value in values.items() if type(value) in (int, float)}
         if not numbers:
             return
         self.start(step)
