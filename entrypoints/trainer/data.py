@@ -415,7 +415,7 @@ def is_unsteady(data: Any, seed: int) -> bool:
     Of an item flipped by chance two reads are equal one time in two, so a quick item is read eight times.
     """
     first = item_hash(data, seed, 0)
-    return any(item_hash(data, seed, 0) != first for _ in _in_time(range(7), _TRIAL_S))
+    return any(item_hash(data, seed, 0) != first for _ in _some(7, 7, _TRIAL_S))
 
 
 def item_hash(data: Any, seed: int, index: int) -> str:
@@ -427,27 +427,26 @@ def some_hashes(data: Any, seed: int) -> list[str]:
     """Return the hashes of at most 16 items, the same on all ranks: as many as time allows, and none of a stream."""
     found = list[str]()
     with contextlib.suppress(Exception):  # the training will meet such an item, or need not read it
-        some = () if isinstance(data, Stream) else random.Random(0).sample(range(len(data)), min(16, len(data)))
-        for index in _in_time(some, _TRIAL_S):
+        for index in () if isinstance(data, Stream) else _some(len(data), 16, _TRIAL_S):
             found.append(item_hash(data, seed, index))
     return found
 
 
-def content_hashes(data: Any, indices: Iterable[int], limit_s: float) -> list[str]:
-    """Return the hashes of the items' contents, of as many as time allows; [] if items are random, or mere numbers."""
+def content_hashes(data: Any, most: int, limit_s: float) -> list[str]:
+    """Return the contents' hashes of `most` items, or as many as time allows; [] if items are random, or numbers."""
     own, found = own_generators(data), list[str]()
     seed_all(_PROBE, own)
-    for index in _in_time(indices, limit_s):
+    for index in _some(len(data), most, limit_s):
         if isinstance(item := data[index], int):  # perhaps an index, which says nothing about the sample
             return []
         found.append(_digest(item))
     return found if _draw(own) == _untouched(_PROBE, own) else []
 
 
-def _in_time(indices: Iterable[int], limit_s: float) -> Iterator[int]:
-    """Yield the first index, and further ones until the time is over."""
+def _some(length: int, most: int, limit_s: float) -> Iterator[int]:
+    """Yield indices below `length`, the same in each call: at most `most`, and until the time is over."""
     end_s = time.perf_counter() + limit_s
-    for index in indices:
+    for index in random.Random(0).sample(range(length), min(most, length)):
         yield index
         if time.perf_counter() > end_s:
             return

@@ -104,15 +104,10 @@ def _unwrapped(split: Any) -> tuple[Any, Sequence[int]]:
 
 def _by_content(train: Any, held: Any) -> tuple[int, int, int]:
     """Return the samples of `held` whose content is in `train`, and the samples looked at of both."""
-    hashes = []
-    for split in (train, held):
-        some = random.Random(0).sample(range(len(split)), min(_MOST, len(split)))
-        hashes.append(data.content_hashes(split, some, _LOOK_S))
-    known, looked = Counter(hashes[0]), len(hashes[1])
-    count, total = sum(each in known for each in hashes[1]), len(hashes[0])
-    if not count:
-        return 0, looked, total
+    mine, other = (data.content_hashes(split, _MOST, _LOOK_S) for split in (train, held))
+    known, total, looked = Counter(mine), len(mine), len(other)
+    count = sum(each in known for each in other)
     # Data that repeat themselves do so within the training split as well.
     repeated, coverage = sum(n for n in known.values() if n > 1), total / len(train)
-    is_notable = count > (2 * repeated / total + _NOTABLE * coverage) * looked and count >= (3 if coverage < 1 else 1)
+    is_notable = count >= (3 if coverage < 1 else 1) and count > (2 * repeated / total + _NOTABLE * coverage) * looked
     return count if is_notable else 0, looked, total

@@ -84,17 +84,15 @@ def at_end(job: TrainingJob, progress: TrainState, split: Any, finish: Callable[
     The model has other weights afterwards. A failed test is reported: the training is done, and stays so. After the
     fault of a single rank all ranks call `finish`, and leave: the others may wait for that rank for ever.
     """
-    last = f"step-{progress.step}"
-    candidates = [Weights("last", progress.step, "average" if job.ema else "trained", job.averaged)]
-    if job.ema is not None:
-        candidates.append(Weights("last", progress.step, "trained", contextlib.nullcontext))
     best = exchange.share(
         folders.best_step(job.folder) if job.place.is_head and job.spec.checkpoint.keep_best else None
     )
-    if best is not None and f"step-{best}" != last:
-        candidates.append(_saved(job, job.folder, "best", best, candidates[0].kind))
-    elif best is not None:
-        candidates[0] = dataclasses.replace(candidates[0], checkpoint="best")
+    name, kind = "best" if best == progress.step else "last", "average" if job.ema else "trained"
+    candidates = [Weights(name, progress.step, kind, job.averaged)]
+    if job.ema is not None:
+        candidates.append(Weights("last", progress.step, "trained", contextlib.nullcontext))
+    if best not in (None, progress.step):
+        candidates.append(_saved(job, job.folder, "best", best, kind))
     prefers = "last" if _wanted(job.spec).checkpoint == "last" else "best"
     ended = threading.Event()
     watcher = threading.Thread(target=_watch, args=(job, finish, ended), name="test", daemon=True)
