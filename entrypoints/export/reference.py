@@ -177,8 +177,7 @@ def _samples(task: Task, params: dict[str, Any], seed: int) -> tuple[Any, str]:
 def _calls(task: Task, model: torch.nn.Module, samples: Any, seed: int) -> tuple[calls.Form, Batches, Batches]:
     """Return the form of the call, and its arguments and results by number of samples."""
     keys = iter([[(_EPOCH, i % len(samples)) for i in range(size)] for size in SIZES])
-    cpu = torch.device("cpu")
-    batches = data.load(samples, keys, seed=seed, collate=task.collate, num_workers=0, device=cpu)
+    batches = data.load(samples, keys, seed=seed, collate=task.collate)
     arguments: Batches = {}
     results: Batches = {}
     forms = []

@@ -34,6 +34,7 @@ Batches = Generator[Any, None, None]
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
 
+CPU = torch.device("cpu")
 AS_IT_IS = "the dataset's own"  # the kind of an order without shuffling
 _LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MOST_DRAWN = 1 << 20  # indices of an epoch, for a sampler without a length
@@ -262,8 +263,8 @@ def load(
     *,
     seed: int,
     collate: Callable[[list[Any]], Any] | None,
-    num_workers: int,
-    device: torch.device,
+    num_workers: int = 0,
+    device: torch.device = CPU,
 ) -> Batches:
     """Yield collated batches on the device, loaded in this process or by workers, which `close` ends.
 

@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -146,8 +146,7 @@ def _uses_collectives(job: TrainingJob, split: Any, size: int, measure: Callable
         watch = _CollectiveWatch()  # type: ignore[no-untyped-call]
         # A compiled model would not be compiled again after a pass under the watch.
         eager = torch.compiler.set_stance("force_eager")
-        with closing(job.batches(split, iter([keys]))) as batches:
-            batch = next(batches)  # the dataset runs without autocast
+        batch = next(job.batches(split, iter([keys])))  # the dataset runs without autocast
         with eager, job.strategy.autocast(), watch:
             job.strategy.evaluate(functools.partial(measure, batch))
         job.tally.uses_collectives = any(exchange.gather(watch.has_seen))

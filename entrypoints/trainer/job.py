@@ -362,9 +362,7 @@ def order_of(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
 def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, split: data.Split) -> Probe:
     """Return a function that computes the loss of the first micro-batch, to trace and to time the model."""
     keys = iter([data.stream(order, 0, split.micro)])
-    cpu = torch.device("cpu")
-    batches = data.load(train_data, keys, seed=spec.training.seed, collate=task.collate, num_workers=0, device=cpu)
-    batch = next(batches)
+    batch = next(data.load(train_data, keys, seed=spec.training.seed, collate=task.collate))
     return lambda model, device: task.loss(model, data.to_device(batch, device))
 
 

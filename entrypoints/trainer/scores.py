@@ -199,12 +199,8 @@ def residual_figures(counts: Residuals) -> dict[str, Any]:
     mean = math.fsum(targets) / number
     squares = math.fsum(each * each for each in left)
     spread = math.fsum((each - mean) ** 2 for each in targets)
-    ordered = sorted(left)
-    quantiles = []
-    for share in QUANTILES:
-        at = share * (number - 1)
-        low, part = ordered[math.floor(at)], at - math.floor(at)
-        quantiles.append({"share": share, "residual": low + part * (ordered[math.ceil(at)] - low)})
+    residuals, shares = torch.tensor(left, dtype=torch.float64), torch.tensor(QUANTILES, dtype=torch.float64)
+    quantiles = zip(QUANTILES, residuals.quantile(shares).tolist(), strict=True)
     worst = heapq.nsmallest(WORST, zip(counts.rows, left, strict=True), key=lambda each: (-abs(each[1]), each[0][0]))
     return {
         "kind": "regression",
@@ -213,7 +209,7 @@ def residual_figures(counts: Residuals) -> dict[str, Any]:
         "rmse": math.sqrt(squares / number),
         "r2": 1 - squares / spread if spread else None,
         "bias": math.fsum(left) / number,
-        "quantiles": quantiles,
+        "quantiles": [{"share": share, "residual": value} for share, value in quantiles],
         "worst": [{"index": int(row[0]), "target": row[1], "value": row[2], "residual": off} for row, off in worst],
     }
 

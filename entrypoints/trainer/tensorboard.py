@@ -36,14 +36,12 @@ class Board:
         self._folder = Path(folder)
         self._handle: int | None = None
         self._waiting = bytearray()  # whole events, the first possibly written in part
-        self._is_begun = False
         self._flushed_s = time.monotonic()
 
     def start(self, step: int) -> None:
         """Begin the file with a session from `step` on: the first step to be trained."""
-        if self._is_begun:
+        if self._waiting or self._handle is not None:
             return
-        self._is_begun = True
         # The first session has a start event too: readers do not treat a folder's first session start as a restart.
         self._add(_event(time.time(), step, _bytes(3, _VERSION)))
         self._add(_event(time.time(), step, _bytes(7, _int(1, 1))))  # session_log { status: START }
@@ -86,7 +84,7 @@ class Board:
         self.flush()
         if self._handle is not None:
             os.close(self._handle)
-        self._handle, self._is_begun = None, False
+        self._handle = None
 
     def _add(self, event: bytes) -> None:
         if len(self._waiting) < _MAX_BYTES:

@@ -12,8 +12,6 @@ import torch
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data
 
-CPU = torch.device("cpu")
-
 
 class Noisy:
     """Items of random numbers only, drawn from all three generators."""
@@ -34,7 +32,7 @@ class Noisy:
 
 def batches(source: object, keys: list[list[data.Key]], num_workers: int = 0) -> list[list[float]]:
     """Return the second part of every sample."""
-    found = data.load(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=CPU)
+    found = data.load(source, iter(keys), seed=7, collate=None, num_workers=num_workers)
     try:
         return [batch[1].tolist() for batch in found]
     finally:

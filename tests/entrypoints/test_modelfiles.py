@@ -170,8 +170,7 @@ def plain(row: Row, folder: Path, micro: int) -> dict[str, torch.Tensor]:
     optimizer = optim.build(chosen, model.parameters()) if task.optimizer is None else task.optimizer(model, row.params)
     split = data.split_batch(GLOBAL, micro, 1)
     keys = data.train_keys(order, split, 0, 0, STEPS)
-    cpu = torch.device("cpu")
-    batches = data.load(dataset, keys, seed=SEED, collate=task.collate, num_workers=0, device=cpu)
+    batches = data.load(dataset, keys, seed=SEED, collate=task.collate)
     kept: list[torch.Tensor] = []
     for step in range(STEPS):
         model.zero_grad()

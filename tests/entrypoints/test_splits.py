@@ -101,7 +101,7 @@ OWN: dict[str, Callable[[], Any]] = {
 
 def read(source: Any, keys: list[list[data.Key]], num_workers: int = 0) -> list[Any]:
     """Return the batches as lists."""
-    found = data.load(source, iter(keys), seed=7, collate=None, num_workers=num_workers, device=torch.device("cpu"))
+    found = data.load(source, iter(keys), seed=7, collate=None, num_workers=num_workers)
     try:
         return [torch.stack(b, 1).tolist() if isinstance(b, list) else b.tolist() for b in found]
     finally:
@@ -139,7 +139,7 @@ def test_generator_that_collate_makes_is_seeded() -> None:
     found = []
     for keys in ([[(0, 1)], [(0, 2)]], [[(0, 2)]]):
         late = draws()
-        own = data.load(full(), iter(keys), seed=7, collate=Noisy(), num_workers=0, device=torch.device("cpu"))
+        own = data.load(full(), iter(keys), seed=7, collate=Noisy())
         found.append([batch.tolist() for batch in own])
     assert found[0][1:] == found[1]
 
