@@ -9,6 +9,7 @@ Sources: tensorflow/core/lib/io/record_writer.cc; tensorboard/compat/proto/event
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import socket
@@ -110,10 +111,7 @@ def _int(field: int, value: int) -> bytes:
 
 
 def _float(field: int, value: float) -> bytes:
-    try:
-        return _varint(field << 3 | 5) + struct.pack("<f", value)
-    except OverflowError:  # beyond float32
-        return _varint(field << 3 | 5) + struct.pack("<f", value * float("inf"))
+    return _varint(field << 3 | 5) + struct.pack("<f", ctypes.c_float(value).value)  # infinite beyond float32
 
 
 def _bytes(field: int, value: bytes) -> bytes:
