@@ -47,20 +47,11 @@ def say_start(job: TrainingJob, progress: TrainState) -> None:
     )
     if job.order.length < split.global_batch:
         text += f"; the {job.order.length} training samples are fewer than a step takes: each step repeats some"
-    say(
-        job,
-        "start",
-        text,
-        resumed_from=progress.resumed_from,
-        **({} if progress.parent is None else {"parent": progress.parent}),
-        ranks=job.place.ranks,
-        accumulation=split.accumulation,
-        device=str(job.place.device),
-        step=progress.step,
-        max_steps=progress.max_steps,
-        **{k: v for k, v in known.items() if k not in ("format", "job", "world_size")},
-        **_machine(job.place.device),
-    )
+    parent = {} if progress.parent is None else {"parent": progress.parent}
+    of_ranks = {"ranks": job.place.ranks, "accumulation": split.accumulation, "device": str(job.place.device)}
+    at = {"step": progress.step, "max_steps": progress.max_steps, **_machine(job.place.device)}
+    settings = {k: v for k, v in known.items() if k not in ("format", "job", "world_size")}
+    say(job, "start", text, resumed_from=progress.resumed_from, **parent, **of_ranks, **at, **settings)
 
 
 def _weights(job: TrainingJob) -> str:
@@ -103,26 +94,14 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
     if not job.place.is_head:
         return
     eta_s = job.meter.eta_s(progress.max_steps - progress.step)
-    clipped = {} if norm is None else {"grad_norm": norm.item()}
+    text = f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {duration(eta_s)}"
+    at = {"step": progress.step, "max_steps": progress.max_steps, "loss": loss, "lr": lr, **rounded(speed.fields())}
+    passed = {"eta_s": eta_s, "epoch": progress.samples / job.order.length, "samples": progress.samples}
     per_sample = job.spec.training.tokens_per_sample
     tokens = {"tokens": progress.samples * per_sample} if per_sample else {}
+    clipped = {} if norm is None else {"grad_norm": norm.item()}
     scaled = {"scale": job.scaler.get_scale()} if job.scaler.is_enabled() else {}
-    say(
-        job,
-        "step",
-        f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {duration(eta_s)}",
-        step=progress.step,
-        max_steps=progress.max_steps,
-        loss=loss,
-        lr=lr,
-        **rounded(speed.fields()),
-        eta_s=eta_s,
-        epoch=progress.samples / job.order.length,
-        samples=progress.samples,
-        **tokens,
-        **clipped,
-        **scaled,
-    )
+    say(job, "step", text, **at, **passed, **tokens, **clipped, **scaled)
 
 
 def rounded(value: Any) -> Any:
@@ -151,10 +130,8 @@ def say_paused(job: TrainingJob, progress: TrainState) -> None:
     """Report that the job pauses at the step of its settings, with the metrics of the evaluation there."""
     monitor = job.spec.training.monitor.metric
     value = progress.metrics.get(monitor)
-    shown = "" if value is None else f", {monitor} {value:.4g}"
-    text = (
-        f"paused at step {progress.step} of {progress.max_steps}{shown}; saved, and a resume continues from this step"
-    )
+    shown = f" of {progress.max_steps}" + ("" if value is None else f", {monitor} {value:.4g}")
+    text = f"paused at step {progress.step}{shown}; saved, and a resume continues from this step"
     at = {"step": progress.step, "max_steps": progress.max_steps, "path": str(progress.path)}
     say(job, "paused", text, **at, metric=monitor, value=value, metrics=progress.metrics)
 
@@ -163,18 +140,9 @@ def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | 
     """Report the end of the job."""
     shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
     early = f" ({why}: no better than at step {progress.best_step})" if why else ""
-    say(
-        job,
-        "done",
-        f"done at step {progress.step} in {duration(seconds)}{early} {shown}".rstrip(),
-        step=progress.step,
-        seconds=seconds,
-        loss=progress.loss,
-        metrics=progress.metrics,
-        best=progress.best,
-        best_step=progress.best_step,
-        checkpoint=str(progress.path),
-    )
+    text = f"done at step {progress.step} in {duration(seconds)}{early} {shown}".rstrip()
+    at = {"step": progress.step, "seconds": seconds, "loss": progress.loss, "metrics": progress.metrics}
+    say(job, "done", text, **at, best=progress.best, best_step=progress.best_step, checkpoint=str(progress.path))
 
 
 def write_outcome(

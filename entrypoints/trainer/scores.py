@@ -160,20 +160,13 @@ def class_figures(counts: ClassCounts) -> dict[str, Any]:
     classes: list[dict[str, Any]] = []
     for place, row in enumerate(table):
         hits, support, chosen = row[place], sum(row), sum(other[place] for other in table)
-        precision, recall = _ratio(hits, chosen), _ratio(hits, support)
-        f1 = _ratio(2 * hits, support + chosen)
-        classes.append({"class": place, "precision": precision, "recall": recall, "f1": f1, "support": support})
+        rates = {"precision": _ratio(hits, chosen), "recall": _ratio(hits, support)}
+        classes.append({"class": place, **rates, "f1": _ratio(2 * hits, support + chosen), "support": support})
     seen = [each for each in classes if each["support"] or any(row[each["class"]] for row in table)]
-    calibration = [
-        {
-            "from": place / BINS,
-            "to": (place + 1) / BINS,
-            "count": count,
-            "accuracy": _ratio(hits, count),
-            "probability": _ratio(sure, count * _ONE),
-        }
-        for place, (count, hits, sure) in enumerate(counts.bins)
-    ]
+    calibration = []
+    for place, (count, hits, sure) in enumerate(counts.bins):
+        figures = {"count": count, "accuracy": _ratio(hits, count), "probability": _ratio(sure, count * _ONE)}
+        calibration.append({"from": place / BINS, "to": (place + 1) / BINS, **figures})
     gaps = math.fsum(abs(hits * _ONE - sure) / _ONE for _, hits, sure in counts.bins)
     return {
         "kind": "classification",

@@ -146,13 +146,9 @@ def _store() -> Any:
 def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> int:
     """Test the weights of `init_from`, write the figures, and return the exit code. Nothing is trained or saved."""
     trained, size = spec.training, _batch_size(spec)
-    training = dataclasses.replace(
-        together(trained),  # in a test all ranks have the same model
-        global_batch_size=size * place.data_ranks * trained.parallel.pipeline,  # a micro-batch for each stage
-        micro_batch_size=size,
-        ema_decay=None,
-        compile=False,
-    )
+    whole = size * place.data_ranks * trained.parallel.pipeline  # a micro-batch for each stage
+    training = dataclasses.replace(together(trained), ema_decay=None, compile=False)  # the same model on all ranks
+    training = dataclasses.replace(training, global_batch_size=whole, micro_batch_size=size)
     spec = dataclasses.replace(spec, training=training)
     job = build(spec, task, place, agreement)
     split = require_split(job)
