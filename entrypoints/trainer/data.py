@@ -30,6 +30,7 @@ from .generators import draw, forget, own_generators, reseed
 
 Key = tuple[int, int]  # (epoch, index in the dataset): one sample in one epoch
 Batches = Generator[Any, None, None]
+Collate = Callable[[list[Any]], Any] | None
 
 # The first word of every seed, so that no two uses of the job's seed share a stream.
 INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
@@ -258,13 +259,7 @@ class Stream:
 
 
 def load(
-    data: Any,
-    keys: Iterator[list[Key]],
-    *,
-    seed: int,
-    collate: Callable[[list[Any]], Any] | None,
-    num_workers: int = 0,
-    device: torch.device = CPU,
+    data: Any, keys: Iterator[list[Key]], seed: int, collate: Collate, num_workers: int = 0, device: torch.device = CPU
 ) -> Batches:
     """Yield collated batches on the device, loaded in this process or by workers, which `close` ends.
 
@@ -300,7 +295,7 @@ class _BatchSource:
     the dataset's or of `collate`'s own, as far as a search finds them, are seeded and tested like the global ones.
     """
 
-    def __init__(self, data: Any, seed: int, collate: Callable[[list[Any]], Any] | None) -> None:
+    def __init__(self, data: Any, seed: int, collate: Collate) -> None:
         self._data = data
         self._source = data.source if isinstance(data, Stream) else data  # a stream's iterator has its own course
         self._seed = seed

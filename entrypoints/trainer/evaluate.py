@@ -24,6 +24,8 @@ from .modelform import train_mode
 from .strategies.wrap import explaining
 
 Number = float | tuple[float, float]  # a mean over the batch, or a sum with its count
+Measure = Callable[[Any, Any], Any]  # of a batch and the model
+Take = Callable[[list[int], int, Callable[[], Any]], None]
 _SPREADERS = ("torch.distributed.fsdp", "torch.distributed.tensor")
 _EPOCH = -1  # evaluation samples draw the same random numbers each time, and no numbers that training draws
 
@@ -94,12 +96,7 @@ def eval_mode(job: TrainingJob) -> Iterator[None]:
 
 @torch.no_grad()
 def visit(
-    job: TrainingJob,
-    split: Any,
-    size: int,
-    measure: Callable[[Any, Any], Any],
-    take: Callable[[list[int], int, Callable[[], Any]], None],
-    limit: int | None = None,
+    job: TrainingJob, split: Any, size: int, measure: Measure, take: Take, limit: int | None = None
 ) -> str | None:
     """Visit a split's batches of `size`, at most `limit`; return the reason to stop, or None. Collective.
 
@@ -135,7 +132,7 @@ def visit(
     return None
 
 
-def _uses_collectives(job: TrainingJob, split: Any, size: int, measure: Callable[[Any, Any], Any]) -> bool:
+def _uses_collectives(job: TrainingJob, split: Any, size: int, measure: Measure) -> bool:
     """Return whether the task's own code calls collectives in an evaluation; these need batches of equal size.
 
     The first call evaluates a batch which does not count, the same on all ranks, unless the batches are even anyway.

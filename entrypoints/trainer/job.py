@@ -119,14 +119,8 @@ class TrainingJob:
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
         """Return the batches of these samples, loaded according to the settings, on this rank's device."""
-        return data.load(
-            dataset,
-            keys,
-            seed=self.spec.training.seed,
-            collate=self.task.collate,
-            num_workers=self.spec.training.num_workers,
-            device=self.place.device,
-        )
+        training = self.spec.training
+        return data.load(dataset, keys, training.seed, self.task.collate, training.num_workers, self.place.device)
 
     def seed(self, *words: int) -> None:
         """Seed all generators, also those of the task's functions and of the model, for a use of the job's seed."""

@@ -306,9 +306,7 @@ class FlopCounter(TorchDispatchMode):
         """Floating-point operations so far; None if all operations were unknown, or a formula failed."""
         return None if self._failed else self._count or None
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         formula = self._formulas.get(getattr(func, "_overloadpacket", func))
