@@ -140,11 +140,9 @@ def conclude(
 def _stages(stages_s: tuple[float, ...]) -> str:
     if not stages_s:
         return ""
-    slowest = max(range(len(stages_s)), key=lambda stage: stages_s[stage])
-    return (
-        f"; the slowest stage is {slowest + 1} of {len(stages_s)}: it computes {_ms(stages_s[slowest])}, the stages' "
-        f"mean is {_ms(statistics.mean(stages_s))}"
-    )
+    slowest_s, mean = max(stages_s), _ms(statistics.mean(stages_s))
+    which = f"the slowest stage is {stages_s.index(slowest_s) + 1} of {len(stages_s)}"
+    return f"; {which}: it computes {_ms(slowest_s)}, the stages' mean is {mean}"
 
 
 def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext) -> str:

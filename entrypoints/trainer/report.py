@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from pathlib import Path
@@ -106,11 +107,7 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
 
 def rounded(value: Any) -> Any:
     """Return the figures in four digits, also inside dicts and lists: more would only lengthen every log line."""
-    if isinstance(value, float):
-        return float(f"{value:.4g}")
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    return [rounded(each) for each in value] if isinstance(value, list) else value
+    return json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.4g}"))
 
 
 def say_left_out(job: TrainingJob, progress: TrainState, what: str, **fields: int) -> None:
