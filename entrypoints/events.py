@@ -2,8 +2,8 @@
 
     step 120/2000 loss 1.234 8.1k samples/s eta 12m  ::ct {"e":"step","step":120,"loss":1.2339999675750732}
 
-Events: boot start parent step eval checkpoint preempt paused restart error done gpu test trial. Numbers keep full
-precision (`repr` of the float), so that two runs can be compared bit for bit. A line is written by one `os.write` and
+Events: boot start parent step eval checkpoint preempt paused restart error done gpu test trial tracker. Numbers keep
+full precision (`repr` of the float): two runs can be compared bit for bit. A line is written by one `os.write` and
 stays under 4096 bytes (PIPE_BUF): `print(flush=True)` under `python -u` is two writes, which tear when ranks share a
 pipe (1,112 of 12,000 lines, measured with torch 2.13 torchrun, 4 ranks).
 """

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 _MICRO = 1_000_000
 _SPANS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+_ADDRESS = re.compile(r"(https?://)(?:[^\s/?#]*@)?(?![^\s/]*@)([\w\[][\w.~:@/#\[\]!$&()*+,;=%-]{0,1000})")
 _SECRET = re.compile(r"(sig|token|key|assertion|password)=[^&\s'\")]+", re.IGNORECASE)
 
 
@@ -107,6 +108,12 @@ def one_line(text: object, most: int = 400) -> str:
     told = text if isinstance(text, str) else str(text) or type(text).__name__
     line = _SECRET.sub(r"\1=...", " ".join(told.split()))
     return line if len(line) <= most else f"{line[:most]}..."
+
+
+def address(text: object) -> str:
+    """Return the first web address in the text, without a user, a password and a query: they may be secrets."""
+    found = _ADDRESS.search(text) if isinstance(text, str) else None
+    return f"{found[1]}{found[2]}".rstrip(".,;)") if found else ""
 
 
 def _unit(micro: int) -> int:

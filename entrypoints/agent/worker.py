@@ -136,10 +136,7 @@ def _name_run(environ: MutableMapping[str, str]) -> None:
 
 
 def _track(environ: MutableMapping[str, str]) -> None:
-    """Have rank 0 go on in the job's run of W&B; the job's own variables win.
-
-    MLflow makes a run's id by itself, so each start is a run of its own, with the job's id as a tag.
-    """
+    """Have rank 0 go on in the job's run of W&B or MLflow (scripts/trackers.py); the job's own variables win."""
     group, job = environ.get("CLOUDTRAIN_TRACKED_AS"), environ.get("CLOUDTRAIN_JOB")
     if group and job and environ.get("RANK") == "0":
         environ.setdefault("MLFLOW_RUN_CONTEXT", json.dumps({"cloudtrain.job": job}))

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ..contract import JobSpec
-from . import meeting, streams, trainers
+from . import meeting, streams, trackers, trainers
 from .steps import Steps
 from .trainers import Stopping
 
@@ -41,6 +41,8 @@ def begin(kind: str) -> None:
         "lightning.pytorch.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
         "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
     }
+    if os.environ.get("CLOUDTRAIN_TRACKED_AS") and os.environ.get("RANK") == "0" and "MLFLOW_RUN_ID" not in os.environ:
+        actions["mlflow.tracking.client"] = trackers.go_on
     if ranks:
         actions["accelerate.state"] = _set_accelerate
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)

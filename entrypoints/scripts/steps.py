@@ -21,7 +21,7 @@ from typing import Any
 
 from .. import events
 from ..rank import heartbeat
-from . import forms
+from . import forms, trackers
 from .forms import LineFigures
 
 BAR_EVERY_S = 1.0  # between two events of a bar
@@ -66,7 +66,7 @@ class Steps:
             self._silence_s = max(self._silence_s, now_s - self._output_s)
             self._output_s = now_s
             heartbeat.beat()
-        return bool(self._wanted or self._metrics) or forms.may_have_step(line)
+        return bool(self._wanted or self._metrics) or forms.may_have_step(line) or trackers.SIGN in line
 
     def take(self, line: str, *, is_whole: bool = True) -> tuple[str, str]:
         """Return the machine's part of a line, and our own line to follow; both are empty for most lines.
@@ -75,6 +75,8 @@ class Steps:
         """
         if not self.is_asked(line) or len(line) > forms.MOST:
             return "", ""
+        if self._is_head and trackers.SIGN in line and (tail := trackers.event_of(line)):
+            return tail, ""
         is_event = events.MARK in line
         self.is_off = self.is_off or (is_event and not self._wanted)
         parsed = None if is_event or self.is_off else self._read(line)

@@ -117,9 +117,7 @@ class Distributed(Section):
     allow_alone: bool = key(
         False, "Accept ranks that join no process group of all ranks; otherwise the job fails at the end.", True
     )
-    name_runs: bool = key(
-        True, "Let rank 0 go on in the same run of W&B after a restart or resume, and mark MLflow's runs.", False
-    )
+    name_runs: bool = key(True, "Let rank 0 go on in the same run of W&B or MLflow after a restart or resume.", False)
     accelerate_config: RelativePath | None = key(
         None,
         "File of `accelerate config`, below `code.dir`: its settings become the variables of `accelerate launch`.",

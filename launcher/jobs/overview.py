@@ -154,6 +154,7 @@ def _progress(view: JobView) -> Rows:
         ("", view.gpu_warning and f"warning: {view.gpu_warning}"),
         ("loss", trend),
         ("metrics", view.metrics),
+        ("run", progress.get("run_url") or ""),
     )
     return [*rows, *((label, words) for label, words in known if words)]
 

@@ -36,7 +36,7 @@ _CHAINED = (  # how Python joins tracebacks
     "\nThe above exception was the direct cause of the following exception:\n\n",
     "\nDuring handling of the above exception, another exception occurred:\n\n",
 )
-_KEPT = ("step", "max_steps", "loss", "metrics", "parent", "sweep")  # stay until the next attempt reports its own
+_KEPT = ("step", "max_steps", "loss", "metrics", "parent", "run_url", "sweep")  # stay until an attempt reports its own
 _REPORTED = (*_KEPT[:-1], "samples_per_s", "tokens_per_s", "mfu", "not_begun")
 
 

@@ -112,6 +112,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (4, lambda: _track(curves.loss, width, tall, signs)),
         (6, lambda: _track(curves.rate, width, max(1, tall - 1), signs)),
         (7, lambda: texts("metrics", view.metrics)),
+        (10, lambda: texts("run", view.progress.get("run_url") or "")),
         (8, lambda: _split(view.step_s, curves, width, signs)),
         (9, lambda: _exchange(view, width, signs)),
         (6, lambda: [*texts("GPUs", view.gpus), *_warning(view.gpu_warning, width, signs)]),

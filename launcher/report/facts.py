@@ -99,6 +99,8 @@ def environment(job: Job, series: Series) -> Iterator[Row]:
             if resources.get(key)
         ]
     yield "ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
+    if url := job.attempt.progress.get("run_url"):
+        yield "run at the tracker", str(url)
     if job.asked.image:
         yield "image", str(job.asked.image)
     if fields.get("gpu"):

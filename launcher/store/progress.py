@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cloudtrain.entrypoints import events
+from cloudtrain.entrypoints.format import address
 
 from ..text import sanitize
 from . import exchange_figures, gpu_figures, loss_bins
@@ -20,6 +21,7 @@ _FIGURES = (
 _STEPS = (*_COUNTS, "checkpoint_step", "saved_after", "resumed_step")
 _CHECKS: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_STEPS, sanitize.count), "eta_s": sanitize.seconds}
 _CHECKS |= dict.fromkeys(("stepped_s", "saved_s"), lambda data: sanitize.within(data, sanitize.LATEST_S))
+_CHECKS["run_url"] = address
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
 _MOST_UNKEPT = 6  # names of files that are not kept
@@ -34,8 +36,9 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     step, `resumed_step` the step from which the attempt resumed, `parent` the origin of the first step's weights,
     `forecast` the step and the end in the first forecast, `curve` the loss over time (`store.loss_bins`), `gpus` the
     GPUs' figures by rank (`gpu_figures`), `staleness` the updates by staleness (`exchange_figures`), `unkept` the files
-    of a script that nothing keeps, `test` the figures of the last test, and `tests` the number of tests. Of a sweep,
-    `sweep` has the trials with a result and the best, and `not_begun` says which trial the rest of the time excludes.
+    of a script that nothing keeps, `test` the figures of the last test, `tests` the number of tests, and `run_url` the
+    link of the run at a tracker. Of a sweep, `sweep` has the trials with a result and the best, and `not_begun` says
+    which trial the rest of the time excludes.
     """
     now = dict(progress)
     points: list[tuple[float, int, float]] = []
@@ -73,6 +76,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             now.pop("test_error", None)
         elif kind == "test" and event.get("failed"):
             now["test_error"] = sanitize.text(event["failed"])
+        elif kind == "tracker" and (url := address(event.get("url"))):
+            now["run_url"] = url
         if kind in ("eval", "done") and isinstance(event.get("metrics"), dict):
             now["metrics"] = sanitize.numbers(event["metrics"])
         elif kind == "notice" and (key := sanitize.text(event.get("key"))):  # sent by the job itself

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cloudtrain.entrypoints.format import amount, counted, dollars, down, span, up, usd
+from cloudtrain.entrypoints.format import address, amount, counted, dollars, down, span, up, usd
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,26 @@ from cloudtrain.entrypoints.format import amount, counted, dollars, down, span, 
 def test_sum_has_cents_and_two_significant_digits(micro: float, text: str) -> None:
     """No small sum is shown as zero."""
     assert (amount(micro), dollars(micro)) == (text, f"{text} USD")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("at: https://wandb.ai/me/p/runs/x1", "https://wandb.ai/me/p/runs/x1"),
+        ("https://me:p%40w@host:80/#/a?workspace=b", "https://host:80/#/a"),
+        ("https://me:p@w@host/a@b.", "https://host/a@b"),
+        ("https://[::1]:5000/a)", "https://[::1]:5000/a"),
+        ("https://me:p?w@host/a", ""),
+        ("https://host/a\x1b]0;x\x07", "https://host/a"),
+        ("javascript:alert(1)//http", ""),
+        (f"http://h/{'a' * 9000}", f"http://h/{'a' * 999}"),
+        (None, ""),
+        (7, ""),
+    ],
+)
+def test_address_has_no_secrets(text: object, shown: str) -> None:
+    """A job may write any text: user, password, query and terminal codes are left out."""
+    assert address(text) == shown
 
 
 def test_sum_in_a_sentence_is_short() -> None:

@@ -163,6 +163,14 @@ def test_status_shows_saves_without_a_step_and_unkept_files(screen: Callable[...
     assert f"  checkpoint  step 3\n              {lost}" in screen(stopped, saved, task=None, script="train.py")
 
 
+def test_status_shows_the_run_at_a_tracker(screen: Callable[..., str]) -> None:
+    """The newest link counts; a later line that is no web address changes nothing."""
+    urls = ("https://wandb.ai/a/1", "https://me:pw@wandb.ai/a/2?apiKey=s", "javascript:alert(1)", 7)
+    progress = fold({}, [format_line("tracker", "", {"url": url}) for url in urls])
+    shown = screen(State("running", started_s=NOW_S - 200), progress | {"step": 3}, task=None, script="train.py")
+    assert "  run         https://wandb.ai/a/2\n" in shown
+
+
 def test_attempt_table_marks_a_save_without_a_step() -> None:
     """SAVED is a step if the name has the step, else `yes`; `-` if only an earlier attempt has saved."""
     state = State("failed", "preempted", resumable=True, started_s=NOW_S - 60, ended_s=NOW_S)

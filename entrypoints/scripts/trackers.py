@@ -1,0 +1,63 @@
+"""The job's run at a tracker: its link in the printed lines, and MLflow's run of an earlier start.
+
+W&B and MLflow print `View run at LINK` or `View run NAME at: LINK`, MLflow by itself at the end alone. W&B goes on in a
+run by variables (worker.py); MLflow makes the ids of runs, so the job's run is found by the tag that the worker sets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import ModuleType
+from typing import Any
+
+from .. import events
+from ..format import address
+
+SIGN = "View run "
+TAG = "cloudtrain.job"
+
+
+def event_of(line: str) -> str:
+    """Return the machine's part of a line with the link of a run; empty for other lines."""
+    url = address(line.partition(SIGN)[2])
+    return events.format_line("tracker", "", {"url": url}) if url else ""
+
+
+def go_on(module: ModuleType) -> None:
+    """Have the first run of this start be the job's run of an earlier start, if the tracking server has one."""
+    client = module.MlflowClient
+    create = client.create_run
+
+    def created(self: Any, experiment_id: str, start_time: Any = None, tags: Any = None, run_name: Any = None) -> Any:
+        if TAG not in (tags or {}) or "mlflow.parentRunId" in tags:
+            return create(self, experiment_id, start_time, tags, run_name)
+        client.create_run, run = create, None
+        with contextlib.suppress(Exception):  # a server that cannot search, or a new version: the run is a new one
+            run = _found(self, experiment_id)
+        run = run or create(self, experiment_id, start_time, tags, run_name)
+        with contextlib.suppress(Exception):
+            self._tracking_client._log_url(run.info.run_id)
+        return run
+
+    client.create_run = created
+
+
+def _found(client: Any, experiment_id: str) -> Any:
+    """Return the job's first run, to go on, or None. Its parameters keep their values: MLflow refuses a change."""
+    wanted = f"tags.`{TAG}` = '{os.environ['CLOUDTRAIN_JOB']}'"
+    runs = client.search_runs([experiment_id], wanted, max_results=1, order_by=["attributes.start_time ASC"])
+    if not runs:
+        return None
+    earlier, known, store = runs[0].info.run_id, runs[0].data.params, client._tracking_client.store
+    log_param, log_batch = store.log_param, store.log_batch
+
+    def is_new(run_id: str, param: Any) -> bool:
+        return run_id != earlier or param.key not in known
+
+    store.log_param = lambda run_id, param: log_param(run_id, param) if is_new(run_id, param) else None
+    store.log_batch = lambda run_id, metrics, params, tags: log_batch(
+        run_id, metrics, [param for param in params if is_new(run_id, param)], tags
+    )
+    client.update_run(earlier, status="RUNNING")
+    return client.get_run(earlier)
