@@ -45,6 +45,7 @@ def begin(kind: str) -> None:
         actions["mlflow.tracking.client"] = trackers.go_on
     if ranks:
         actions["accelerate.state"] = _set_accelerate
+        actions["deepspeed.constants"] = _set_deepspeed
         actions["torch.distributed.distributed_c10d"] = functools.partial(meeting.watch_groups, ranks=ranks)
         atexit.register(meeting.report_missing_group, ranks)
     for name in actions.keys() & sys.modules.keys():  # imported already
@@ -61,6 +62,13 @@ def _set_accelerate(module: ModuleType) -> None:
     accelerator = getattr(torch, "accelerator", torch.cuda)  # torch.accelerator is new in torch 2.6
     if not accelerator.is_available():
         os.environ.setdefault("ACCELERATE_USE_CPU", "true")
+
+
+def _set_deepspeed(module: ModuleType) -> None:
+    """Set the variables that DeepSpeed's own launcher adds to torchrun's."""
+    for name, ours in (("CROSS_RANK", "NODE_RANK"), ("CROSS_SIZE", "NUM_NODES")):
+        os.environ.setdefault(name, os.environ[f"CLOUDTRAIN_{ours}"])
+    os.environ.setdefault("LOCAL_SIZE", os.environ["LOCAL_WORLD_SIZE"])
 
 
 def _set_lightning() -> None:

@@ -50,7 +50,12 @@ _JOINS = re.compile(
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
-_LOCAL_RANK = re.compile(r"""add_argument\(\s*["'](--local[_-]rank)["']""")
+_LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
+_OF_DEEPSPEED = {  # options of its launcher, and what takes their place
+    **dict.fromkeys(("hostfile", "include", "exclude"), "`backend: ssh` has machines in `ssh.hosts`"),
+    **dict.fromkeys(("num_nodes", "num_gpus"), "`resources.instances` and `distributed.nproc_per_node` count"),
+    **dict.fromkeys(("master_addr", "master_port", "launcher", "no_local_rank"), "cloudtrain starts the ranks"),
+}
 
 
 def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
@@ -306,6 +311,7 @@ def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
         yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
+        yield from _deepspeed(config, entry, folder)
     first = (config.module or "").partition(".")[0]
     if first and not _is_in_code(folder, first) and not _is_installed(first):
         yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
@@ -386,6 +392,19 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     for name in (each for suffix in (".yaml", ".yml") for each in _names_in(folder, suffix)):
         if accelerate.is_settings(_text(folder / name)):
             yield f"nothing reads {name}, which `accelerate launch` would: set `{accelerate.KEY}: {name}`"
+
+
+def _deepspeed(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
+    """Yield notes on what DeepSpeed's launcher would read: its options among `args`, and its file of variables."""
+    text, words = _text(folder / script), {word.partition("=")[0] for word in config.args}
+    if "deepspeed" not in text and "--deepspeed" not in words:
+        return
+    for name in (each for each in _OF_DEEPSPEED if f"--{each}" in words and not re.search(rf"\b{each}\b", text)):
+        yield f"args: --{name} is an option of the `deepspeed` launcher: leave it out; {_OF_DEEPSPEED[name]}"
+    for shown, file in ((".deepspeed_env", folder), ("~/.deepspeed_env", Path.home())):
+        lines = _text(file / ".deepspeed_env").splitlines()
+        if lost := {line.partition("=")[0].strip() for line in lines if "=" in line} - config.env.keys():
+            yield f"nothing reads {shown}, which `deepspeed` would: set {', '.join(sorted(lost))} under `env`"
 
 
 def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:

@@ -36,6 +36,7 @@ _LAUNCHERS = (
     "accelerate.commands.launch",
     "accelerate.commands.accelerate_cli",
     "deepspeed.launcher.runner",
+    "deepspeed.launcher.launch",
 )
 # torchrun and boot set these variables for every rank, so a value in the config would have no effect.
 

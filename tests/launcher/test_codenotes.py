@@ -85,6 +85,7 @@ ALONE = "train.py does not name torch.distributed: each rank would train alone, 
 
 
 DIST, TWO = "import torch.distributed as d\n", ("resources.instances=2",)
+DEEP = "import deepspeed\n"
 TWO_RANKS = ("distributed.nproc_per_node=2",)
 
 
@@ -122,6 +123,22 @@ TWO_RANKS = ("distributed.nproc_per_node=2",)
             "train.py takes --local_rank, which torchrun does not",
         ),
         (f"{DIST}p.add_argument('--local_rank')\n", (*TWO, "args=[--local_rank=$LOCAL_RANK]"), None),
+        (f"{DIST}p.add_argument('-l', '--local-rank')\n", TWO, "train.py takes --local-rank, which torchrun does not"),
+        (
+            f"{DIST}click.option('--local_rank')(f)\n",
+            TWO,
+            "train.py takes --local_rank, which torchrun does",
+        ),
+        (DEEP, ("args=[--num_gpus=4, --lr, '1']",), "args: --num_gpus is an option of the `deepspeed` launcher"),
+        (
+            DEEP,
+            ("args=[--hostfile, hosts]",),
+            "args: --hostfile is an option of the `deepspeed` launcher: leave it out",
+        ),
+        ("import torch\n", ("args=[--deepspeed, ds.json, --include=a]",), "args: --include is an option of the"),
+        (f"{DEEP}p.add_argument('--num_gpus')\n", ("args=[--num_gpus=4]",), None),
+        (DEEP, ("args=[--deepspeed, --deepspeed_config, ds.json]",), None),
+        ("import torch\n", ("args=[--num_gpus=4, --include=a]",), None),
         (f"{DIST}p.add_argument('--local_rank', default=os.environ['LOCAL_RANK'])\n", TWO, None),
     ],
 )
@@ -131,3 +148,20 @@ def test_script_that_would_lose_work_has_a_note(
     """A guess from the script's text warns of lost files, of a restart without its option, and of lonely ranks."""
     (folder / "train.py").write_text(text)
     assert [note.startswith(begin or "") for note in notes(folder, *settings)] == [True] * (begin is not None)
+
+
+def test_deepspeeds_file_of_variables_has_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher reads it in the folder and at home; the note names the variables that `env` lacks, never a value."""
+    (folder / "train.py").write_text(DEEP)
+    (folder / ".deepspeed_env").write_text("NCCL_DEBUG=INFO\nTOKEN=secret\n\n")
+    said = "nothing reads .deepspeed_env, which `deepspeed` would: set"
+    assert notes(folder) == [f"{said} NCCL_DEBUG, TOKEN under `env`"]
+    assert notes(folder, "env={NCCL_DEBUG: INFO}") == [f"{said} TOKEN under `env`"]
+    (home := folder / "home").mkdir()
+    monkeypatch.setattr(Path, "home", lambda: home)
+    (folder / ".deepspeed_env").rename(home / ".deepspeed_env")
+    assert notes(folder, "env={TOKEN: x}") == [
+        "nothing reads ~/.deepspeed_env, which `deepspeed` would: set NCCL_DEBUG under `env`"
+    ]
+    (folder / "train.py").write_text("import torch\n")
+    assert notes(folder) == []
