@@ -298,18 +298,20 @@ def _takes(function: ast.FunctionDef, count: int) -> bool:
     return (spec.vararg is not None or count <= most) and fewest <= count and not named_only
 
 
-def notes_of(config: JobConfig, folder: Path) -> Iterator[str]:
+def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
     """Yield the notes on the code in `folder`, before the code is shipped; a note is a warning, and refuses nothing.
 
     Missing modules, empty git submodules, unused lists of packages, lost files. The notes on a script are guesses from
-    the text of its file.
+    the text of its file. `ranks`: of the plan, which knows the GPUs of a machine.
     """
+    several = ranks > 1 or config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     yield from _submodules(folder)
     yield from _packages(config, folder)
     if config.script:
-        yield from _script(config, config.script, _text(folder / config.script))
+        yield from _script(config, config.script, _text(folder / config.script), several=several)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
-        yield from _meeting(config, entry, _text(folder / entry))
+        if several and not config.distributed.allow_alone:
+            yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
         yield from _deepspeed(config, entry, folder)
     first = (config.module or "").partition(".")[0]
@@ -349,7 +351,7 @@ def _lists_packages(text: str) -> bool:
     return any(map(_LISTS.search, headers(text)))
 
 
-def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
+def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iterator[str]:
     """Yield a note for files that are lost, for a missing `resume_args`, and for ranks that do not train together."""
     is_kept = any(not name.startswith("!") for name in config.keep)
     if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
@@ -362,15 +364,13 @@ def _script(config: JobConfig, script: str, text: str) -> Iterator[str]:
             f"{script} takes {option[1]}, and `resume_args` is not set: after a fault or a stop the script starts"
             " without this option: write the option in `resume_args`"
         )
-    several = config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
 
 
 def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
     """Yield notes on ranks that would look for each other at a place of the script's own, or not know their number."""
-    is_alone = config.resources.instances == 1 and config.distributed.nproc_per_node in ("auto", 1)
-    if is_alone or config.distributed.allow_alone or not _PLACES.search(text):
+    if not _PLACES.search(text):
         return
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -90,7 +90,7 @@ def prepare(
     checked = _checked(backend, config, plan, request)
     refuse(fault for fault in checked if not fault.is_warning)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-    own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder))
+    own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder, plan.ranks))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     notes = (*request.notes, *parent, *_warnings(config, request, plan))
     warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region

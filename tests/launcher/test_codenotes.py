@@ -165,3 +165,11 @@ def test_deepspeeds_file_of_variables_has_a_note(folder: Path, monkeypatch: pyte
     ]
     (folder / "train.py").write_text("import torch\n")
     assert notes(folder) == []
+
+
+def test_ranks_of_a_machines_gpus_count(folder: Path) -> None:
+    """Without a number of ranks in the config, the plan knows the GPUs of the machine."""
+    (folder / "train.py").write_text(f"{DIST}p.add_argument('--local_rank')\n")
+    config = configs.load(folder / "cloudtrain.yaml")
+    counts = [len(list(notes_of(config, folder, ranks))) for ranks in (1, 8)]
+    assert (counts, notes(folder, "distributed.allow_alone=true", "resources.instances=2")) == ([0, 1], [])
