@@ -48,7 +48,8 @@ def put(folder: Path, name: str, **more: Any) -> None:
     (log / "rank-0.log").write_text(f"hello\n{HOSTILE}\n\x1b[31mred\x1b[0m\n")
     (log.parent / "exit.json").write_text("{}")
     registry.mark_sent(job.attempt, {"folder": str(log.parents[1]), "nodes": 1, "checkpoint_dir": str(folder)})
-    registry.set_state(job.attempt, more.get("state", state), {"step": 7, "max_steps": 10, "loss": 0.5})
+    progress = {"step": 7, "max_steps": 10, "loss": 0.5, "run_url": "https://me:sesame@wandb.ai/a/runs/1?apiKey=sesame"}
+    registry.set_state(job.attempt, more.get("state", state), progress)
     registry.close()
 
 
@@ -206,6 +207,14 @@ def test_texts_of_jobs_are_escaped(served: Served, path: str) -> None:
     assert "<script>alert" not in text
     assert "<img src=x" not in text
     assert "javascript:" not in text
+
+
+def test_run_at_a_tracker_is_linked_without_secrets(served: Served) -> None:
+    """The page links the run, and the report names it, without the user, the password and the query."""
+    page, report = served.get("/jobs/hostile").text, served.get("/jobs/hostile/report").text
+    assert '<a class="button" href="https://wandb.ai/a/runs/1" target="_blank" rel="noopener noreferrer">' in page
+    assert "https://wandb.ai/a/runs/1" in report
+    assert "sesame" not in page + report
 
 
 def test_markup_and_logs_are_shown_as_text(served: Served) -> None:
