@@ -68,7 +68,7 @@ def _train(task: Task, server: ServerSettings, seed: int) -> tuple[float, float,
     module = compute.job.strategy.module
     shard = WeightShard(training, 0, pieces_of(module, 0, 1)[1], RANKS, 0, 1)
     tickets = Tickets(RANKS, max_lead=server.max_lead)
-    tickets.open(STEPS * RANKS)
+    tickets.limit = STEPS * RANKS
     chance, clock_s = random.Random(seed), 0.0
     workers = [f"{number}" for number in range(RANKS)]
     for worker in workers:

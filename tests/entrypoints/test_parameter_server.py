@@ -94,7 +94,7 @@ def simulation(workers: int, count: int, seed: int = 0, shards: int = 1, **serve
     """Return a simulation of workers of equal speed with `count` tickets."""
     lead = server.get("max_lead")
     tickets = Tickets(workers, max_lead=lead)
-    tickets.open(count)
+    tickets.limit = count
     built = [shard(workers, shards=shards, number=number, **server) for number in range(shards)]
     return Simulation(tickets, built, {f"{n}": 1.0 for n in range(workers)}, random.Random(seed), [])
 
@@ -144,7 +144,7 @@ def test_bounded_staleness_is_never_exceeded(lead: int) -> None:
 def test_joining_worker_begins_at_the_slowest_clock() -> None:
     """A new worker neither waits for the others' past, nor makes the others wait for its own."""
     tickets = Tickets(2, max_lead=1)
-    tickets.open(100)
+    tickets.limit = 100
     for worker in ("a", "b"):
         tickets.join(worker)
     for _ in range(3):
@@ -159,18 +159,18 @@ def test_joining_worker_begins_at_the_slowest_clock() -> None:
 def test_closed_work_ends_at_a_step() -> None:
     """After `close` the work ends with the step of the last ticket; a save takes one step at least, a stop none."""
     tickets = Tickets(4)
-    tickets.open(100)
+    tickets.limit = 100
     tickets.join("a")
     tickets.close(least=1)
     assert tickets.limit == 4
     taken_first = [tickets.take("a") for _ in range(5)]
     assert taken_first == [0, 1, 2, 3, None]
-    tickets.open(100)
+    tickets.limit = 100
     assert tickets.take("a") == 4
     tickets.close()
     assert tickets.limit == 8
     fresh = Tickets(4, 12)
-    fresh.open(100)
+    fresh.limit = 100
     fresh.close()
     assert fresh.is_complete
 

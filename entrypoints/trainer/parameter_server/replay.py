@@ -27,16 +27,7 @@ from ...errors import TaskError
 from ..settings import Spec, read_spec
 from ..strategies.buffers import pack
 from ..task import load_task
-from .shard import (
-    FLUSHED,
-    LEFT_OUT,
-    STARTED,
-    UpdateEntry,
-    Versions,
-    WeightShard,
-    pieces_of,
-    read_log,
-)
+from .shard import FLUSHED, LEFT_OUT, STARTED, UpdateEntry, Versions, WeightShard, cloned, pieces_of, read_log
 from .worker import Gradients
 
 _NAME = re.compile(r"ranks-(\d+)-shard-(\d+)-of-(\d+)\.log")
@@ -59,8 +50,7 @@ class _History:
         """Keep the present weights if a gradient was computed from them."""
         version = self.shard.version
         if version not in self.kept and self._readers[version]:
-            buffers = None if self.shard.buffers is None else self.shard.buffers.clone()
-            self.kept[version] = (self.shard.weights.clone(), buffers)
+            self.kept[version] = (self.shard.weights.clone(), cloned(self.shard.buffers))
 
     def take(self, version: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the version's weights and buffers, and drop them after the last reader."""
@@ -97,11 +87,7 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
 
 
 def _advance(
-    number: int,
-    histories: list[_History],
-    compute: Gradients,
-    computed: dict[_Key, _Computed],
-    uses: Counter[_Key],
+    number: int, histories: list[_History], compute: Gradients, computed: dict[_Key, _Computed], uses: Counter[_Key]
 ) -> int:
     """Apply the shard's next entries, as far as the weights for their gradients exist; return their number.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import itertools
 import select
 import socket
 import threading
@@ -21,6 +22,7 @@ from .shard import WeightShard
 from .wire import MessageKind, WireMessage
 
 _MOST_TAU = 64  # entries of an event's histogram: an event is a line of 4096 bytes
+_Rooms = tuple[torch.Tensor, torch.Tensor | None]  # for weights or a gradient, and for buffers
 _STOPPED_LEASE_S = 10.0  # for a silent worker, once the job must stop: platforms give a job 30 s and more
 
 
@@ -37,8 +39,8 @@ class Tickets:
 
     Ticket i of N ranks is the micro-batches that rank i mod N would compute in step i // N under ddp, so the samples
     are those of ddp. A worker takes a ticket, commits it with its gradient at the first shard, and finishes it when all
-    shards have the gradient. The tickets of a lost worker are handed out again. The limit is the end of the work until
-    `open` moves it. Pure bookkeeping: no clock, no thread.
+    shards have the gradient. The tickets of a lost worker are handed out again. `limit` is the end of the
+    work, which the server moves. Pure bookkeeping: no clock, no thread.
     """
 
     def __init__(self, ranks: int, first: int = 0, *, max_lead: int | None = None, is_ordered: bool = False) -> None:
@@ -68,10 +70,6 @@ class Tickets:
         clocks = [worker.clock for worker in self._workers.values()]
         return max(clocks) - min(clocks) if clocks else 0
 
-    def open(self, limit: int) -> None:
-        """Allow tickets below the limit."""
-        self.limit = limit
-
     def close(self, *, least: int = 0) -> None:
         """Lower the limit to the end of the step whose tickets have been handed out, at least `least` steps on."""
         end = max(-(-self._next // self._ranks), self.done // self._ranks + least) * self._ranks
@@ -79,8 +77,7 @@ class Tickets:
 
     def join(self, worker: str) -> None:
         """Add a worker; its clock begins at the slowest worker's."""
-        clock = min((other.clock for other in self._workers.values()), default=0)
-        self._workers[worker] = _Holder(clock, set())
+        self._workers[worker] = _Holder(min((other.clock for other in self._workers.values()), default=0), set())
 
     def leave(self, worker: str) -> None:
         """Remove a worker, and free its tickets. A worker that has left already is ignored."""
@@ -91,10 +88,9 @@ class Tickets:
     def take(self, worker: str) -> int | None:
         """Return the next ticket for the worker, or None: the worker must wait. Raises KeyError after `leave`."""
         own = self._workers[worker]
-        if self._max_lead is not None:
-            slowest = min(other.clock for other in self._workers.values())
-            if own.clock - slowest > self._max_lead:
-                return None
+        slowest = min(other.clock for other in self._workers.values())
+        if self._max_lead is not None and own.clock - slowest > self._max_lead:
+            return None
         ticket = self._freed[0] if self._freed else self._next
         if ticket >= self.limit or (self._is_ordered and ticket >= self.done + self._ranks):
             return None
@@ -109,10 +105,9 @@ class Tickets:
         """Record that the first shard gets the ticket's gradient; False if the shard has the gradient already."""
         if ticket not in self._workers[worker].held:
             raise KeyError(f"worker {worker} does not hold ticket {ticket}")
-        if ticket in self._committed:
-            return False
+        is_new = ticket not in self._committed
         self._committed.add(ticket)
-        return True
+        return is_new
 
     def finish(self, worker: str, ticket: int) -> None:
         """Record that all shards have the ticket's gradient."""
@@ -182,7 +177,7 @@ class ShardServer:
         """Hand out tickets up to the limit."""
         with self._changed:
             assert self._tickets is not None
-            self._tickets.open(limit)
+            self._tickets.limit = limit
             self._changed.notify_all()
 
     def close_early(self, *, must_stop: bool) -> None:
@@ -233,10 +228,9 @@ class ShardServer:
         """End all connections: the workers leave."""
         with self._changed:
             self._is_closed = True
-            for connection in [each for own in self._connections.values() for each in own]:
+            for connection in [self._listener, *itertools.chain(*self._connections.values())]:
                 _shut(connection)
             self._changed.notify_all()
-        _shut(self._listener)
         self._listener.close()
 
     def _accept(self) -> None:
@@ -307,22 +301,16 @@ class ShardServer:
                 version = shard.pull(message.ticket, room, buffers)
                 wire.send(connection, WireMessage(MessageKind.PULL, message.ticket, version), wire.memory(room), kept)
             elif message.kind in (MessageKind.PUSH, MessageKind.LEFT_OUT):
-                self._receive_gradient(worker, connection, message, room, buffers)
+                self._receive_gradient(worker, connection, message, (room, buffers))
                 wire.send(connection, WireMessage(message.kind, message.ticket))
             elif message.kind is MessageKind.FAIL:
                 text = bytearray(min(message.size, 1 << 16))
                 connection.read(memoryview(text))
                 self._fail(text.decode(errors="replace"))
 
-    def _receive_gradient(
-        self,
-        worker: str,
-        connection: Wire,
-        message: WireMessage,
-        room: torch.Tensor,
-        buffers: torch.Tensor | None,
-    ) -> None:
+    def _receive_gradient(self, worker: str, connection: Wire, message: WireMessage, rooms: _Rooms) -> None:
         """Receive the versions of all shards, the gradient if finite, and the buffers if sent; apply them."""
+        room, buffers = rooms
         versions = torch.empty(message.version, dtype=torch.int64)
         connection.read(wire.memory(versions))
         rest, gradient = message.size - versions.nbytes, None
@@ -349,8 +337,7 @@ class ShardServer:
                 self._most_lead = max(self._most_lead, tickets.lead)
                 self._changed.notify_all()
             while not self._is_closed:
-                ticket = tickets.take(worker)
-                if ticket is not None:
+                if (ticket := tickets.take(worker)) is not None:
                     return ticket
                 self._changed.wait()
         raise EOFError("the run has ended")
@@ -358,11 +345,9 @@ class ShardServer:
     def _commit(self, worker: str, message: WireMessage, is_finite: bool) -> bool:
         """Return whether the ticket's gradient is to be applied."""
         with self._changed:
+            step = message.ticket // self._ranks + 1
             if not is_finite and not self._skips:
-                step = message.ticket // self._ranks + 1
-                self.failure = self.failure or f"loss or gradient of a worker is not finite in step {step}"
-                self._is_sick = True
-                self._changed.notify_all()
+                self._fail(f"loss or gradient of a worker is not finite in step {step}", is_sick=True)
                 raise EOFError("the run has failed")
             if self._tickets is None:
                 return True
@@ -370,15 +355,15 @@ class ShardServer:
             if is_new and is_finite:
                 self._losses[message.ticket], self._skipped = message.value, 0
             elif is_new:
-                self._left_out.append(message.ticket // self._ranks + 1)
+                self._left_out.append(step)
                 self._skipped += 1
                 if self._skipped >= MAX_SKIPPED:
-                    self.failure, self._is_sick = f"{MAX_SKIPPED} gradients in a row were not finite", True
+                    self._fail(f"{MAX_SKIPPED} gradients in a row were not finite", is_sick=True)
             return is_new
 
-    def _fail(self, text: str) -> None:
+    def _fail(self, text: str, *, is_sick: bool = False) -> None:
         with self._changed:
-            self.failure = self.failure or text
+            self.failure, self._is_sick = self.failure or text, self._is_sick or is_sick
             self._changed.notify_all()
 
 

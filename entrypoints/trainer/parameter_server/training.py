@@ -31,14 +31,7 @@ from .. import optim, report, saving
 from ..job import TrainingJob, TrainState
 from ..strategies.buffers import pack, unpack
 from .server import ServerNews, ShardServer, Tickets
-from .shard import (
-    UpdateLog,
-    WeightShard,
-    WeightSlice,
-    pieces_of,
-    shard_range,
-    slices,
-)
+from .shard import UpdateLog, WeightShard, WeightSlice, pieces_of, shard_range, slices
 from .wire import VARIABLE, WorkerOrder
 
 _POLL_S = 0.2
@@ -93,7 +86,8 @@ class _Rank:
             parent=os.getpid(),
             max_steps=progress.max_steps,
         )
-        if job.place.is_head and self._server is not None:
+        self._head = self._server if job.place.is_head else None
+        if self._head is not None:
             job.meter.figures = self._figures
             if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in job.strategy.module.modules()):
                 print(
@@ -119,8 +113,8 @@ class _Rank:
         if self._shard is not None:
             self._shard.begin()
         dist.barrier()  # all shards are ready before a ticket is handed out
-        if job.place.is_head and self._server is not None:
-            self._server.open(_next_boundary(job, progress) * self._ranks)
+        if self._head is not None:
+            self._head.open(_next_boundary(job, progress) * self._ranks)
         is_closing, seen = False, Agreed()
         while True:
             job.agreement.begin(job.meter.step_s, failed=job.saver.failure is not None, saving=job.saver.is_busy)
@@ -129,12 +123,11 @@ class _Rank:
             if verdict.failed:
                 saving.retry_later(job, progress)
             seen = Agreed(seen.stop or verdict.stop, seen.save or verdict.save)
-            if (seen.stop or seen.save) and self._server is not None and job.place.is_head:
-                if seen.stop or not is_closing:
-                    self._server.close_early(must_stop=seen.stop is not None)
+            if self._head is not None and (seen.stop or (seen.save and not is_closing)):
+                self._head.close_early(must_stop=seen.stop is not None)
                 is_closing = True
             self._look_after_worker()
-            if self._server is not None and self._server.failure and not job.place.is_head:
+            if self._server is not None and self._server.failure and self._head is None:
                 raise TaskError(self._server.failure)
             told = exchange.share(self._told())
             self._follow(ServerNews(**told))
@@ -145,12 +138,12 @@ class _Rank:
 
     def _told(self) -> dict[str, object]:
         """Return the first shard's news, on rank 0."""
-        if not self._job.place.is_head or self._server is None:
+        if self._head is None:
             return {}
         next_line = self._progress.step + 1
         while not report.is_logged(self._job, self._progress, next_line):
             next_line += 1
-        return dataclasses.asdict(self._server.news(next_line * self._ranks, _POLL_S))
+        return dataclasses.asdict(self._head.news(next_line * self._ranks, _POLL_S))
 
     def _follow(self, news: ServerNews) -> None:
         """Report the finished steps, and raise a worker's failure. All ranks have the same news."""
@@ -182,7 +175,7 @@ class _Rank:
     def _figures(self) -> dict[str, Any]:
         # A worker pulls the weights and pushes a gradient for each ticket.
         sent = 2.0 * sum(p.nbytes for p in _trained(self._job.strategy.module))
-        return {"bytes_sent": sent, **(self._server.figures() if self._server else {})}
+        return {"bytes_sent": sent, **(self._head.figures() if self._head else {})}
 
     def _look_after_worker(self) -> None:
         """Start the worker again if it has ended. Raises TaskError, on this rank, if it ends again and again."""
@@ -224,8 +217,7 @@ class _Rank:
                 shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
         if job.ema is not None:
             ema, averages = job.ema, job.ema.tensors()
-            average = torch.cat([_cut(averages[piece.name], piece) for piece in parts])
-            shard.average = average
+            shard.average = average = torch.cat([_cut(averages[piece.name], piece) for piece in parts])
 
             def follow(step: int) -> None:
                 average.lerp_(shard.weights.to(average.dtype), 1.0 - ema.decay(step))
@@ -241,48 +233,41 @@ class _Rank:
             shard.flush()
             if self._log is not None:
                 self._log.sync()
+        mine = {} if shard is None else _vectors(shard)
+        described = exchange.gather({key: str(value.dtype).removeprefix("torch.") for key, value in mine.items()})
         named = dict(job.strategy.module.named_parameters())
-        described = exchange.gather(None if shard is None else _state_keys(shard))
+        targets: dict[str, Mapping[str, torch.Tensor]] = {"weights": named}
+        if job.ema is not None:
+            targets["average"] = job.ema.tensors()
         elements = sum(p.numel() for p in _trained(job.strategy.module))
-        averages = job.ema.tensors() if job.ema is not None else {}
         for number, host in enumerate(self._hosts):
             parts = slices(job.strategy.module, number, len(self._hosts))
             size = len(shard_range(elements, number, len(self._hosts)))
-            mine = shard if self._own == number else None
-            weights = _sent(None if mine is None else mine.weights, size, _trained(job.strategy.module)[0].dtype, host)
-            _spread(weights, parts, named)
-            if averages:
-                kind = next(iter(averages.values())).dtype
-                _spread(_sent(None if mine is None else mine.average, size, kind, host), parts, averages)
-            for key, dtype in described[host]["tensors"].items():
-                values = None if mine is None else torch.cat([mine.optimizer.state[p][key] for p in mine.pieces])
-                whole = _sent(values, size, getattr(torch, dtype), host)
-                for part in parts:
-                    state, parameter = job.optimizer.state[named[part.name]], named[part.name]
-                    if key not in state:
-                        state[key] = torch.zeros_like(parameter, dtype=whole.dtype)
-                _spread(whole, parts, {part.name: job.optimizer.state[named[part.name]][key] for part in parts})
-            for key, value in described[host]["numbers"].items():
-                for part in parts:
-                    job.optimizer.state[named[part.name]][key] = torch.tensor(value, dtype=torch.float32)
+            states = {part.name: job.optimizer.state[named[part.name]] for part in parts}
+            for key, dtype in described[host].items():
+                empty = torch.empty(1 if key == "step" else size, dtype=getattr(torch, dtype))
+                vector = mine[key] if self._own == number else empty
+                dist.broadcast(vector, host)
+                for name, state in states.items() if key not in targets else ():
+                    if key == "step":
+                        state[key] = vector[0].clone()
+                    elif key not in state:
+                        state[key] = torch.zeros_like(named[name], dtype=vector.dtype)
+                if key != "step":
+                    _spread(vector, parts, targets.get(key) or {name: state[key] for name, state in states.items()})
         if shard is not None and shard.buffers is not None:
             unpack(job.strategy.module, shard.buffers)
         job.strategy.sync_buffers()
 
 
-def _state_keys(shard: WeightShard) -> dict[str, dict[str, Any]]:
-    """Return the names in the optimizer's state of a parameter: tensors with their types, and numbers."""
-    state = shard.optimizer.state.get(shard.pieces[0], {}) if shard.pieces else {}
-    tensors = {k: str(v.dtype).removeprefix("torch.") for k, v in state.items() if k != "step" and v is not None}
-    numbers = {k: float(v) for k, v in state.items() if k == "step"}
-    return {"tensors": tensors, "numbers": numbers}
-
-
-def _sent(own: torch.Tensor | None, size: int, dtype: torch.dtype, host: int) -> torch.Tensor:
-    """Return the host's vector on every rank."""
-    values = torch.empty(size, dtype=dtype) if own is None else own
-    dist.broadcast(values, host)
-    return values
+def _vectors(shard: WeightShard) -> dict[str, torch.Tensor]:
+    """Return the shard's weights, average and optimizer state, a vector each; the optimizer's `step` is one number."""
+    states = [shard.optimizer.state[piece] for piece in shard.pieces]
+    vectors = {key: torch.cat([state[key] for state in states]) for key in states[0] if key != "step"}
+    if "step" in states[0]:
+        vectors["step"] = states[0]["step"].reshape(1).float()
+    average = {} if shard.average is None else {"average": shard.average}
+    return {"weights": shard.weights, **average, **vectors}
 
 
 def _spread(vector: torch.Tensor, parts: list[WeightSlice], targets: Mapping[str, torch.Tensor]) -> None:
