@@ -6,7 +6,7 @@ torch's AveragedModel copies the module, which FSDP2 forbids; the class here kee
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -53,17 +53,12 @@ class Ema:
         `steps` since the last update: the decay is that of so many updates.
         """
         averages = [local_part(average) for average in self._averages.values()]
-        weights = [
-            local_part(parameter).to(average.dtype)
-            for parameter, average in zip(self._parameters.values(), averages, strict=True)
-        ]
+        weights = [local_part(p).to(a.dtype) for p, a in zip(self._parameters.values(), averages, strict=True)]
         torch._foreach_lerp_(averages, weights, 1.0 - self.decay(steps_done) ** steps)
 
-    @torch.no_grad()
     def reset(self) -> None:
         """Restart at the present weights: after loading a checkpoint without an average."""
-        for name, average in self._averages.items():
-            local_part(average).copy_(local_part(self._parameters[name]))
+        torch._foreach_copy_(_values(self._averages.values()), _values(self._parameters.values()))
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the averages by parameter name, DTensors like the parameters: for a save, or for a load by `copy_`."""
@@ -71,20 +66,26 @@ class Ema:
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
-        """Give the module the averaged weights, then restore the trained weights exactly; all ranks enter, or no rank.
+        """Give the module the averaged weights, then the trained weights; all ranks enter, or no rank.
 
-        Costs a temporary copy of this rank's shards. `tensors` returns the averages inside, too. No training inside.
+        `tensors` returns the averages inside, too. No training inside.
         """
-        with torch.no_grad():
-            reshard(self._module)
-            trained = [local_part(parameter).clone() for parameter in self._parameters.values()]
-            self._fill([local_part(average) for average in self._averages.values()])
-        try:
+        with restored(self._module, self._parameters.values()):
+            torch._foreach_copy_(_values(self._parameters.values()), _values(self._averages.values()))
             yield
-        finally:
-            with torch.no_grad():
-                reshard(self._module)
-                self._fill(trained)
 
-    def _fill(self, values: list[torch.Tensor]) -> None:
-        torch._foreach_copy_([local_part(parameter) for parameter in self._parameters.values()], values)
+
+@contextmanager
+def restored(module: nn.Module, parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Give these parameters their present values again at the end, exactly: of a copy of this rank's shards."""
+    reshard(module)
+    trained = [value.clone() for value in _values(parameters)]
+    try:
+        yield
+    finally:
+        reshard(module)
+        torch._foreach_copy_(_values(parameters), trained)
+
+
+def _values(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    return [local_part(tensor).detach() for tensor in tensors]

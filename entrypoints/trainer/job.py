@@ -389,7 +389,7 @@ def own_of(
     with strategy.optimized():
         trained = [p for p in strategy.module.parameters() if p.requires_grad]
     own = OwnOptimizer(optimizer, strategy.parameter_names(), unable, trained)
-    groups = own.groups()
+    groups = own.rated
     if not groups and wanted.schedule != ScheduleSettings():
         raise FormError(
             f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "

@@ -442,7 +442,7 @@ def _first_step(
         return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
     with _forms_only():
         if own is not None:
-            own.check(strategy.parameter_names)
+            own.check(strategy.parameter_names())
     return optimizer, [], False
 
 

@@ -15,7 +15,7 @@ import sys
 import traceback
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +32,9 @@ from ..checkpoints.loader import CheckpointReader
 from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
-from ..rank.exchange import local_part
-from .generators import is_generator, own_generators
+from .ema import restored
+from .generators import is_generator, own_generators, walk
 from .optim import put_lr
-from .search import walk
 from .strategies.fsdp import reshard
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
@@ -103,36 +102,34 @@ class OwnOptimizer:
         `trained`: the model's parameters that get gradients.
         """
         require_form(optimizer)
-        self.optimizer, self._unable, self._is_checked = optimizer, unable, False
+        self.optimizer, self._unable = optimizer, unable
         # Else all state is in the tree: of a plain class, or of a wrapper that does not call super().__init__.
         self.is_torch = hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks")
         pair = [getattr(type(optimizer), name, None) for name in ("state_dict", "load_state_dict")]
         torchs = (None, torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict)
         self._has_dict = all(method not in torchs for method in pair)
         self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
-        inside = self._start.objects.values()
-        self.parts = [part for part in inside if hasattr(part, "param_groups")]
+        self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
         if outside := _schedulers([optimizer, *self.parts], self._start):  # that a hook or after_step calls
             optimizer.schedulers_outside = outside
             self._start = Encoder(self, names)
-        self.rated = self.groups()
+        self.rated = [group for group in self.groups() if group.get("lr") is not None]
         self._lrs, self._set = [float(group["lr"]) for group in self.rated], list[Any]()
-        self.generators = (*own_generators(optimizer), *filter(is_generator, inside))
-        grouped = {p for group in self.groups(rated=False) for p in group["params"]}
+        self.generators = own_generators(optimizer)
+        self._members = self._parameters()
+        grouped = {p for group in self.groups() for p in group["params"]}
         self.left = [p for p in trained if p not in grouped]  # get gradients, which zero_grad() does not clear
         # For the loss scaler, which divides the gradients of param_groups: each parameter once, also those left.
-        own, self.scaled = [p for group in optimizer.param_groups for p in group["params"]], optimizer
-        if len(own) != len(set(own)) or not set(trained) <= set(own):
-            every = [{"params": list(dict.fromkeys([*own, *grouped, *trained]))}]
-            self.scaled = SimpleNamespace(step=optimizer.step, param_groups=every)
-        self._members = self._parameters()
+        own = [p for group in optimizer.param_groups for p in group["params"]]
+        every, self.scaled = list(dict.fromkeys([*own, *grouped, *trained])), optimizer
+        if [*map(id, own)] != [*map(id, every)]:
+            self.scaled = SimpleNamespace(step=optimizer.step, param_groups=[{"params": every}])
         if self.has_modes:
             optimizer.train()
         # Of optimizers inside they may be attributes, such as fp32 copies of the weights.
         held = {*map(id, tree_leaves([value for name, value in vars(optimizer).items() if name != "param_groups"]))}
-        known = {id(p) for p in names} | (set() if self.is_torch else held)
-        of_root = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if not of_root <= known or any(p not in known | held for group in self._members for p in group):
+        strangers = [{id(p) for p in ps if p not in names} for ps in (own, grouped)]
+        if not strangers[1] <= held or (self.is_torch and strangers[0]):
             raise FormError(
                 f"the {type(optimizer).__name__} of optimizer(model, params) changes a tensor that is no parameter of "
                 "the model, and no checkpoint would have it: make it an nn.Parameter of the model"
@@ -145,20 +142,20 @@ class OwnOptimizer:
         """Whether it is schedule-free, with weights of their own for an evaluation."""
         return all(callable(getattr(self.optimizer, mode, None)) for mode in ("eval", "train"))
 
-    def groups(self, *, rated: bool = True) -> list[dict[str, Any]]:
-        """Return the groups of all optimizers inside, each once; `rated`: those with a learning rate."""
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the groups of all optimizers inside, each once."""
         groups = [group for part in (self.optimizer, *self.parts) for group in part.param_groups]
-        return list({id(group): group for group in groups if not rated or group.get("lr") is not None}.values())
+        return list({id(group): group for group in groups}.values())
 
     def _parameters(self) -> list[list[int]]:
         """Return the ids of the parameters in each group."""
-        return [[id(p) for p in group["params"]] for group in self.groups(rated=False)]
+        return [[id(p) for p in group["params"]] for group in self.groups()]
 
     @contextmanager
     def scheduled(self) -> Iterator[None]:
         """Set the rates inside. Raises TaskError if something else has changed them since the last call."""
         now = [_mark(group["lr"]) for group in self.rated]
-        if self._set and now != self._set and not set(now) <= set(self._set):  # a wrapper may hand a rate on
+        if self._set and not set(now) <= set(self._set):  # a wrapper may hand a rate on
             where = f"{type(self.optimizer).__name__}.step(), a scheduler inside, or after_step"
             raise TaskError(f"{where} changes lr, and the training's schedule sets it: leave one of them out")
         yield
@@ -167,16 +164,13 @@ class OwnOptimizer:
     @contextmanager
     def averaged(self, module: nn.Module) -> Iterator[None]:
         """Let a schedule-free optimizer give the module the weights to evaluate, then restore the weights exactly."""
-        parameters = [local_part(p).detach() for group in self.groups(rated=False) for p in group["params"]]
-        reshard(module)
-        trained = [parameter.clone() for parameter in parameters]
-        self.optimizer.eval()
-        try:
-            yield
-        finally:
-            reshard(module)
-            self.optimizer.train()
-            torch._foreach_copy_(parameters, trained)
+        with restored(module, [p for group in self.groups() for p in group["params"]]):
+            self.optimizer.eval()
+            try:
+                yield
+            finally:
+                reshard(module)
+                self.optimizer.train()
 
     def load_lrs(self, trees: dict[str, Any] | None) -> None:
         """Keep this start's rate in groups whose rate was the same at the other start and at the save."""
@@ -185,12 +179,9 @@ class OwnOptimizer:
             if float(group["lr"]) == at_start:
                 put_lr(group, now)
 
-    def check(self, names: Callable[[], Names]) -> None:
+    def check(self, names: Names) -> None:
         """Raise TaskError, after the first step, if a save would lose state. Collective."""
-        if self._is_checked:
-            return
-        self._is_checked = True
-        self.saved(names())
+        self.saved(names)
         for key, version in _outside(self.optimizer.step).items() if not self._has_dict else ():
             if version != self._outside.get(key):
                 self._refuse(f"step() keeps tensors in {key[0]}, outside the optimizer: use state[p] or an attribute")

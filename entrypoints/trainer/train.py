@@ -127,8 +127,6 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             next(watch, None)
             if form.checked_step is None:
                 form.check(progress.step)
-            if job.own is not None:
-                job.own.check(job.strategy.parameter_names)
             stop = verdict.stop
             # Early, for errors of the task file. The stages of a pipeline meet at saves only.
             if progress.compared_step is None and job.strategy.is_alike() and job.place.pipeline == 1:

@@ -15,10 +15,9 @@ from torch import nn
 from ..errors import TaskError
 from ..format import first_of
 from ..rank.exchange import local_part
-from .generators import forget, own_generators
+from .generators import forget, is_library, own_generators, walk
 from .job import TrainingJob
 from .own_optimizer import Encoder
-from .search import is_library, walk
 from .strategies.buffers import checksum
 
 _MOST_BYTES = 1 << 22  # of a tensor that is compared by value; of a larger tensor the changes in place count
@@ -39,6 +38,8 @@ def watch(job: TrainingJob) -> Iterator[None]:
     for _ in range(2):
         yield
         forget(job.roots)
+        if job.own is not None:
+            job.own.check(job.strategy.parameter_names())
         seen.append(_state(job))
     first, second, third = seen
     changed = [at for at, now in third.items() if first.get(at) != second.get(at, now) != now]

@@ -71,7 +71,7 @@ def train(folder: Path, ranks: int, **settings: Any) -> Run:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return the run on one rank."""
     return train(tmp_path_factory.mktemp("alone"), 1)
 
@@ -82,25 +82,25 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     [{}, {"strategy": "fsdp"}, {"shard": "optimizer"}, {"strategy": "hsdp", "shard_size": 2}],
     ids=str,
 )
-def test_after_step_is_the_same_on_any_ranks(settings: dict[str, Any], alone: Run, tmp_path: Path) -> None:
+def test_after_step_is_the_same_on_any_ranks(settings: dict[str, Any], one_rank: Run, tmp_path: Path) -> None:
     """Teacher and codebook, the annealed loss and the dataset's epochs are those of one rank, through a kill."""
     killed = run(tmp_path, 2, "kill:1:6", text=TEACHER, **{**SETTINGS, **settings})
     assert killed.code != 0
     done = train(tmp_path, 2, **settings)
     assert done.only("restart")["step"] == 4
-    for name, weight in alone.exported().items():
+    for name, weight in one_rank.exported().items():
         assert torch.allclose(done.exported()[name], weight, atol=1e-6), name
 
 
 @pytest.mark.slow
-def test_after_step_resumes_bit_for_bit(alone: Run, tmp_path: Path) -> None:
+def test_after_step_resumes_bit_for_bit(one_rank: Run, tmp_path: Path) -> None:
     """What after_step changes is in the checkpoint."""
     run(tmp_path, 1, "kill:None:6", text=TEACHER, **SETTINGS)
-    assert parameters(train(tmp_path, 1)) == parameters(alone)
-    assert alone.exported()["codes"].sum() > 20
+    assert parameters(train(tmp_path, 1)) == parameters(one_rank)
+    assert one_rank.exported()["codes"].sum() > 20
 
 
-def test_after_step_matches_a_plain_loop(alone: Run) -> None:
+def test_after_step_matches_a_plain_loop(one_rank: Run) -> None:
     """The teacher after 9 steps is that of a plain loop."""
     space: dict[str, Any] = {}
     exec(TEACHER, space)
@@ -127,7 +127,7 @@ def test_after_step_matches_a_plain_loop(alone: Run) -> None:
             data.seed_all(data.mix(1, data.AFTER_STEP, step + 1), [space["NOISE"]])
             space["after_step"](net, step + 1)
     for name, weight in net.state_dict().items():
-        assert torch.allclose(alone.exported()[name], weight, atol=1e-6), name
+        assert torch.allclose(one_rank.exported()[name], weight, atol=1e-6), name
 
 
 @pytest.mark.parametrize(
@@ -194,15 +194,16 @@ class Average(torch.optim.SGD):
     ],
 )
 def test_state_that_no_checkpoint_has_is_named(
-    body: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    body: str, said: str, alone: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line for what may be a figure for a log, an error for parameters, and nothing for what changes once."""
     (tmp_path / "net.py").write_text(f"{NET}\ndef loss(model, batch):\n    {body}\n    return model(batch).mean()\n")
     task = load_task(tmp_path / "net.py")
     model = task.model({})
     optimizer = vars(sys.modules[task.loss.__module__])["Average"](model) if "HELD[0].a" in body else None
-    own = OwnOptimizer(optimizer, {p: n for n, p in model.named_parameters()}) if optimizer else None
-    place, strategy = SimpleNamespace(is_head=True), SimpleNamespace(module=model)
+    names = {p: n for n, p in model.named_parameters()}
+    own = OwnOptimizer(optimizer, names) if optimizer else None
+    place, strategy = SimpleNamespace(is_head=True), SimpleNamespace(module=model, parameter_names=lambda: names)
     roots = (task.loss, model)
     watch = unsaved.watch(SimpleNamespace(**locals()))  # type: ignore[arg-type]
     next(watch)
