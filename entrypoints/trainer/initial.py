@@ -157,11 +157,7 @@ def _chosen(place: Path, wanted: str | None) -> list[Any]:
         files = [place / each for each in sorted(tensors.listed(foreign.read(place / name, foreign.JSON_BYTES)))]
     if not (place / SUMS).exists():
         return [None, [str(file) for file in files], foreign.sha256_of(place / name)]
-    pairs = [
-        line.split(maxsplit=1)
-        for line in foreign.read_text(place / SUMS, foreign.JSON_BYTES).splitlines()
-        if line.strip()
-    ]
+    pairs = [line.split(maxsplit=1) for line in foreign.read_text(place / SUMS, foreign.JSON_BYTES).splitlines()]
     known = {pair[1].lstrip("*").removeprefix("./"): pair[0] for pair in pairs if len(pair) == 2}
     for file in dict.fromkeys([place / name, *files]):
         if known.get(file.name) != foreign.sha256_of(file):

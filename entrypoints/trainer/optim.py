@@ -177,13 +177,11 @@ class _Layerwise(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]  # the loop has no closure
         """Take one step. Collective if parameters are sharded."""
-        all_layers = [self._prepare(group) for group in self.param_groups]
+        groups = [group for group in self.param_groups if any(p.grad is not None for p in group["params"])]
+        all_layers = [self._prepare(group) for group in groups]
         chosen = [(layers, i) for layers in all_layers for i in layers.adapted]
-        norms = whole_norms(
-            [layers.parameters[i] for layers, i in chosen],
-            [layers.weights[i] for layers, i in chosen],
-            [layers.updates[i] for layers, i in chosen],
-        )
+        lists = ("parameters", "weights", "updates")
+        norms = whole_norms(*([getattr(layers, name)[i] for layers, i in chosen] for name in lists))
         start = 0
         for layers in all_layers:
             weight_norms, update_norms = norms[:, start : start + len(layers.adapted)]
@@ -215,13 +213,10 @@ class _Layerwise(torch.optim.Optimizer):
 
     def _state(self, layers: _Layers, name: str) -> Tensors:
         """Return this rank's shards of the named state, zero at first; `self.state` is sharded like the weights."""
-        found = []
         for parameter in layers.parameters:
-            state = self.state[parameter]
-            if name not in state:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            found.append(local_part(state[name]))
-        return found
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        return [local_part(self.state[parameter][name]) for parameter in layers.parameters]
 
 
 class LARS(_Layerwise):
@@ -239,8 +234,6 @@ class LARS(_Layerwise):
 
     def _apply(self, layers: _Layers, ratios: torch.Tensor) -> None:
         group = layers.group
-        if not layers.parameters:
-            return
         moves: Any = torch._foreach_mul(layers.updates, group["lr"])
         if layers.adapted:
             adapted, weights = [moves[i] for i in layers.adapted], [layers.weights[i] for i in layers.adapted]
@@ -264,8 +257,6 @@ class LAMB(_Layerwise):
 
     def _prepare(self, group: dict[str, Any]) -> _Layers:
         layers = super()._prepare(group)
-        if not layers.parameters:
-            return layers
         beta1, beta2 = group["betas"]
         for parameter in layers.parameters:  # separate counts: late parameters correct their bias from their first step
             state = self.state[parameter]
@@ -291,8 +282,6 @@ class LAMB(_Layerwise):
         return weight_norms / update_norms
 
     def _apply(self, layers: _Layers, ratios: torch.Tensor) -> None:
-        if not layers.parameters:
-            return
         if layers.adapted:
             torch._foreach_mul_([layers.updates[i] for i in layers.adapted], list(ratios.unbind()))
         torch._foreach_add_(layers.weights, layers.updates, alpha=-layers.group["lr"])

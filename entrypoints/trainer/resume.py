@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from .. import atomic_json
 from ..checkpoints import folder as folders
 from ..checkpoints import loader, mirror
 from ..errors import TaskError
@@ -50,16 +51,16 @@ _COMPARED = {
 MOST_NAMED = 3  # damaged checkpoints in one message
 _PLAIN: dict[str, type] = {"groups": list, "state": dict, "scaler": dict, "extra": dict}  # the content of plain.pt
 _Intact = tuple[folders.FoundCheckpoint, loader.CheckpointReader]  # an intact, open checkpoint
+_Damaged = list[tuple[Path, str]]  # with the faults
 
 
 def resume(job: TrainingJob) -> TrainState:
     """Load the checkpoint that the settings select, if present; report changes; return the job's progress."""
     begin_s = time.perf_counter()
     chosen, damaged = _agree(job)
-    checkpoint, reader = chosen or (None, None)
-    progress = TrainState()
-    notes: list[str] = []
-    if checkpoint is not None and reader is not None:
+    progress, notes = TrainState(), list[str]()
+    if chosen is not None:
+        checkpoint, reader = chosen
         notes = _load(job, checkpoint, reader)
         progress.step = progress.resumed_from = checkpoint.step
         progress.path = checkpoint.path
@@ -77,7 +78,7 @@ def resume(job: TrainingJob) -> TrainState:
     progress.max_steps = _end_of(job, progress, training.epochs, training.max_steps) or 0
     progress.pause_at = _end_of(job, progress, training.pause_epochs, training.pause_at)
     if job.place.is_head:
-        _report(job, checkpoint, damaged, notes, time.perf_counter() - begin_s)
+        _report(job, chosen and chosen[0], damaged, notes, time.perf_counter() - begin_s)
     return progress
 
 
@@ -123,11 +124,8 @@ def _job_of(path: Path) -> str | None:
 
 def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in words the differences between a checkpoint's job and the present job."""
-    texts = [
-        text.format(then=then[key], now=now[key])
-        for key, text in _COMPARED.items()
-        if key in then and then[key] != now[key]
-    ]
+    changed = {key: text for key, text in _COMPARED.items() if key in then and then[key] != now[key]}
+    texts = [text.format(then=then[key], now=now[key]) for key, text in changed.items()]
     strategies = [FACTS[side["strategy"]] for side in (then, now) if side.get("strategy") in FACTS]
     apart = [facts for facts in strategies if facts.is_apart]
     if apart:
@@ -162,10 +160,9 @@ def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None
         job.uploader.offer(checkpoint.path, list(checkpoint.files) if job.place.is_head else [], passes_over=True)
 
 
-def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
+def _agree(job: TrainingJob) -> tuple[_Intact | None, _Damaged]:
     """Let rank 0 choose and all ranks check; return the first intact checkpoint, and the damaged ones before it."""
-    paths: list[str] = []
-    fault = None
+    paths, fault = list[str](), None
     wanted = job.spec.checkpoint.resume
     if job.place.is_head:
         try:
@@ -179,7 +176,7 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, list[tuple[Path, str]]]:
     fault, paths = exchange.share([fault, paths])
     if fault:
         raise TaskError(fault)
-    damaged: list[tuple[Path, str]] = []
+    damaged: _Damaged = []
     for path in map(Path, paths):
         intact = _intact(job, path)
         if not isinstance(intact, str):
@@ -292,9 +289,7 @@ def _is_first_start(job: TrainingJob) -> bool:
         return False
     mark = job.folder / "first-start.json"
     now = {"job": job.spec.job, "attempt": job.spec.attempt, "resume": job.spec.checkpoint.resume}
-    is_known = False
-    with contextlib.suppress(OSError, ValueError):
-        is_known = json.loads(mark.read_text()) == now
+    is_known = atomic_json.read_json(mark) == now
     if not is_known:
         mark.write_text(json.dumps(now))
     return job.spec.attempt == 1 and _restarts() == 0 and not is_known
@@ -305,9 +300,8 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
 
     Raises TaskError, on all ranks, for a different model's checkpoint.
     """
-    model = job.strategy.module.state_dict()
-    weights = {f"model.{name}": value for name, value in model.items() if isinstance(value, torch.Tensor)}
-    shapes = {name.removeprefix("model."): shape for name, shape in all_shapes(job, weights).items()}
+    live = {n: value for n, value in job.strategy.module.state_dict().items() if isinstance(value, torch.Tensor)}
+    weights, shapes = {f"model.{name}": value for name, value in live.items()}, all_shapes(job, live)
     saved = {name.removeprefix("model."): s for name, s in reader.shapes.items() if name.startswith("model.")}
     if fault := _difference(shapes, saved):
         raise TaskError(
@@ -420,13 +414,9 @@ def _difference(shapes: dict[str, tuple[int, ...]], saved: dict[str, tuple[int, 
 
 
 def _report(
-    job: TrainingJob,
-    checkpoint: folders.FoundCheckpoint | None,
-    damaged: list[tuple[Path, str]],
-    notes: list[str],
-    load_s: float,
+    job: TrainingJob, checkpoint: folders.FoundCheckpoint | None, damaged: _Damaged, notes: list[str], load_s: float
 ) -> None:
-    step = checkpoint.step if checkpoint else 0
+    step, place = (checkpoint.step, str(checkpoint.path)) if checkpoint else (0, None)
     for path, fault in damaged:
         instead = f"using the checkpoint of step {step}" if checkpoint else "no checkpoint is left"
         text = f"checkpoint {path.name} is damaged ({fault}); {instead}, and {path.name} is set aside"
@@ -438,14 +428,9 @@ def _report(
     if job.task.optimizer is not None:
         but = "the new ones hold, but of your optimizer's groups only lr: the rest is the checkpoint's"
         changed = [text.replace("the new ones hold", but) for text in changed]
-    origin = (
-        f"resuming from step {step} ({checkpoint.path})"
-        if checkpoint
-        else "there is no checkpoint: starting from step 0"
-    )
+    origin = f"resuming from step {step} ({place})" if place else "there is no checkpoint: starting from step 0"
     text = f"{origin}; changed since: {'; '.join(changed)}" if changed else origin
-    path_ = str(checkpoint.path) if checkpoint else None
-    emit("restart", text, step=step, path=path_, restarts=_restarts(), changed=changed, load_s=load_s)
+    emit("restart", text, step=step, path=place, restarts=_restarts(), changed=changed, load_s=load_s)
 
 
 def _restarts() -> int:

@@ -85,19 +85,14 @@ def collect(job: TrainingJob, progress: TrainState) -> None:
         progress.failed_saves = 0
         job.agreement.save_s = saved.seconds
         still = f"training stood still for {1000 * saved.blocked_s:.0f} ms"
-        report.say(
-            job,
-            "checkpoint",
-            f"checkpoint step {saved.step} saved in {saved.seconds:.2f}s ({quantity(saved.size)}B, {still})",
-            step=saved.step,
-            path=str(saved.path),
-            seconds=saved.seconds,
-            blocked_s=saved.blocked_s,
-            bytes=saved.size,
-        )
-    if job.uploader is not None and job.uploader.is_busy:
+        text = f"checkpoint step {saved.step} saved in {saved.seconds:.2f}s ({quantity(saved.size)}B, {still})"
+        fields = {"path": str(saved.path), "seconds": saved.seconds, "blocked_s": saved.blocked_s, "bytes": saved.size}
+        report.say(job, "checkpoint", text, step=saved.step, **fields)
+    if job.uploader is None:
+        return
+    if job.uploader.is_busy:
         job.agreement.upload_s = max(job.agreement.upload_s, job.uploader.seconds)
-    for sent in job.uploader.news() if job.uploader is not None else ():
+    for sent in job.uploader.news():
         if sent.fault is None:
             job.agreement.upload_s = sent.seconds
             text = f"checkpoint step {sent.step} is in the mirror after {sent.seconds:.2f}s"
@@ -182,11 +177,8 @@ def fail(job: TrainingJob, progress: TrainState, what: str, **fields: Any) -> No
     """Raise NonFiniteError, on every rank alike, and report on rank 0 what to check."""
     job.saver.wait(heartbeat.beat)
     collect(job, progress)
-    kept = (
-        f"the checkpoint of step {progress.saved_step} is intact"
-        if progress.saved_step
-        else "no checkpoint was written"
-    )
+    saved = progress.saved_step
+    kept = f"the checkpoint of step {saved} is intact" if saved else "no checkpoint was written"
     message = f"{what}; {kept}; look at the data of this step, a lower lr, more warm-up, or clip_norm"
     report.say(job, "error", message, step=progress.step, **fields)
     raise NonFiniteError(message)
