@@ -26,7 +26,7 @@ from ..rank import exchange
 from ..rank.exchange import local_part
 from . import report
 from .job import TrainingJob, TrainState
-from .resume import all_shapes, hand_over_copies, load_optimizer, opened
+from .resume import all_shapes, fill_module, load_optimizer, opened
 from .strategies.facts import facts_of
 
 PLACE = "CLOUDTRAIN_INPUT_INIT_FROM"  # as for every entry of `inputs`
@@ -109,8 +109,8 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
 
 def fill(job: TrainingJob, parent: Parent, wishes: InitSettings) -> list[str]:
     """Copy the parent's weights into the model; return notes for the report. Collective. Raises TaskError."""
-    module, reader = job.strategy.module, parent.reader
-    live = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
+    state, reader = job.strategy.module.state_dict(), parent.reader
+    live = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     tied = same_tensors(live)
     saved = {name: reader.shapes[full] for name, full in parent.names.items()}
     paired = matching.pair(saved, all_shapes(job, live), wishes, tied)
@@ -122,18 +122,14 @@ def fill(job: TrainingJob, parent: Parent, wishes: InitSettings) -> list[str]:
         first, *others = map(reader.read, twins)
         if not all(torch.equal(first, other) for other in others):
             raise TaskError(f"this model ties {', '.join(sorted(names))}, and the parent has different values for them")
-    weights = {sources[name]: value for name, value in live.items() if name in sources}
     with torch.no_grad():
-        reader.fill_all(weights)
-        hand_over_copies(job, {f"model.{name}": value for name, value in live.items() if name in sources})
-        extra = reader.plain.get("extra") if isinstance(reader.plain, dict) else None
-        if extra and not wishes.rename:
-            module.load_state_dict(extra, strict=False)
+        extra = reader.plain.get("extra") if isinstance(reader.plain, dict) and not wishes.rename else None
+        fill_module(job, reader, sources, extra or {})
     more = f" and {len(paired.kept) - 8} more" if len(paired.kept) > 8 else ""
     notes = [f"{', '.join(paired.kept[:8])} keep their own start{more}"] if paired.kept else []
     if paired.unused:
         notes.append(f"not used of the parent: {first_of(paired.unused, 8)}")
-    cast = {f"{reader.dtypes[full]} to {value.dtype}" for full, value in weights.items()}
+    cast = {f"{reader.dtypes[full]} to {live[name].dtype}" for name, full in sources.items() if name in live}
     cast = {each.replace("torch.", "") for each in cast if len(set(each.split(" to "))) > 1}
     return [*notes, *([f"cast: {', '.join(sorted(cast))}"] if cast else [])]
 

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -301,7 +301,7 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
     Raises TaskError, on all ranks, for a different model's checkpoint.
     """
     live = {n: value for n, value in job.strategy.module.state_dict().items() if isinstance(value, torch.Tensor)}
-    weights, shapes = {f"model.{name}": value for name, value in live.items()}, all_shapes(job, live)
+    shapes = all_shapes(job, live)
     saved = {name.removeprefix("model."): s for name, s in reader.shapes.items() if name.startswith("model.")}
     if fault := _difference(shapes, saved):
         raise TaskError(
@@ -309,10 +309,7 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
             "or start from step 0 with checkpoint.resume: never"
         )
     with torch.no_grad():
-        reader.fill_all(weights)
-        hand_over_copies(job, weights)
-        if reader.plain["extra"]:
-            job.strategy.module.load_state_dict(reader.plain["extra"], strict=False)
+        fill_module(job, reader, {name: f"model.{name}" for name in live}, reader.plain["extra"])
         if job.ema is not None:
             averages = job.ema.tensors()  # an average that was not saved starts at these weights
             sources = {name: f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}" for name in averages}
@@ -354,17 +351,20 @@ def _notes(job: TrainingJob, reader: loader.CheckpointReader, *, has_own: bool) 
         yield "the ranks' own state, residuals of compression, is dropped, and starts at zero"
 
 
-def hand_over_copies(job: TrainingJob, weights: dict[str, torch.Tensor]) -> None:
-    """Load the copies that hooks of `state_dict` may return: filling a copy changes nothing in the module."""
+def fill_module(
+    job: TrainingJob, reader: loader.CheckpointReader, sources: Mapping[str, str], extra: Mapping[str, Any]
+) -> None:
+    """Fill the model's tensors from the saved tensors by `sources`, and load its extra state.
+
+    Hooks of `state_dict` may return copies, and filling a copy changes nothing in the module: the module loads them.
+    """
     module = job.strategy.module
+    filled_in = {name: value for name, value in module.state_dict().items() if name in sources}
+    reader.fill_all({sources[name]: value for name, value in filled_in.items()})
     live = {local_part(tensor).data_ptr() for tensor in (*module.parameters(), *module.buffers())}
-    copies = {
-        name.removeprefix("model."): value
-        for name, value in weights.items()
-        if value.numel() and local_part(value).data_ptr() not in live
-    }
-    if copies:
-        module.load_state_dict(copies, strict=False)
+    copies = {n: v for n, v in filled_in.items() if v.numel() and local_part(v).data_ptr() not in live}
+    if copies or extra:
+        module.load_state_dict({**extra, **copies}, strict=False)
 
 
 def load_optimizer(job: TrainingJob, reader: loader.CheckpointReader) -> None:

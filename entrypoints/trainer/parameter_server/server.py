@@ -225,13 +225,15 @@ class ShardServer:
         return found
 
     def close(self) -> None:
-        """End all connections: the workers leave."""
+        """End all connections: the workers leave. Close the shard's log."""
         with self._changed:
             self._is_closed = True
             for connection in [self._listener, *itertools.chain(*self._connections.values())]:
                 _shut(connection)
             self._changed.notify_all()
         self._listener.close()
+        if self.shard.log is not None:
+            self.shard.log.close()
 
     def _accept(self) -> None:
         while not self._is_closed:

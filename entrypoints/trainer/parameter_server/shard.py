@@ -187,7 +187,7 @@ class WeightShard:
         self._sum = torch.zeros_like(self.weights)
         self._count = 0  # gradients in `_sum`
         self.buffers, self._next_buffers = buffers, buffers
-        self._log = log
+        self.log = log
         # Updates so far, also those of earlier starts in the log: the versions in the log never begin again.
         self.version = 0 if log is None else updates_in(log.entries, self._softsync)
         self._first = first  # the first ticket since the last boundary
@@ -210,11 +210,13 @@ class WeightShard:
                     self._keep(ticket)
 
     def flush(self) -> None:
-        """Apply an incomplete average, at a boundary."""
+        """Apply an incomplete average, at a boundary, and make the log durable."""
         with self.lock:
             if self._count:
                 self._note(self._count, (FLUSHED,))
                 self._update()
+            if self.log is not None:
+                self.log.sync()
 
     def pull(self, ticket: int, room: torch.Tensor, buffers: torch.Tensor | None = None) -> int:
         """Copy the weights for the ticket to `room`, and the buffers; return their version."""
@@ -283,5 +285,5 @@ class WeightShard:
         self.buffers, self._count, self.version = self._next_buffers, 0, self.version + 1
 
     def _note(self, ticket: int, versions: Versions) -> None:
-        if self._log is not None:
-            self._log.write(UpdateEntry(ticket, versions))
+        if self.log is not None:
+            self.log.write(UpdateEntry(ticket, versions))

@@ -34,6 +34,8 @@ from .server import ServerNews, ShardServer, Tickets
 from .shard import UpdateLog, WeightShard, WeightSlice, pieces_of, shard_range, slices
 from .wire import VARIABLE, WorkerOrder
 
+_BATCH_NORM = """batch norm under strategy async has the statistics of one worker in turn; GroupNorm or LayerNorm \
+does not depend on workers"""
 _POLL_S = 0.2
 _MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start
 
@@ -53,65 +55,38 @@ def running(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agr
 
 
 class _Rank:
-    """One rank's shard, server and worker; `_server` and `_shard` are None on ranks that host no shard."""
+    """One rank's worker, and its server with a shard, None on ranks that host no shard; `_head` is rank 0's server."""
 
     def __init__(self, job: TrainingJob, progress: TrainState, hosts: list[int], own: int | None) -> None:
         self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
         self._ranks = job.place.ranks
-        self._log: UpdateLog | None = None
-        self._shard: WeightShard | None = None
-        self._server: ShardServer | None = None
         self._finished, self._deaths, self._starts = 0, 0, 0
         secret = exchange.share(secrets.token_hex(32))
-        if own is not None:
-            if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):
-                # A changed number of ranks begins other logs.
-                path = Path(folder) / "updates" / f"ranks-{self._ranks}-shard-{own}-of-{len(hosts)}.log"
-                self._log = UpdateLog(path, len(hosts), progress.step * self._ranks)
-            self._shard = self._loaded(own)
-            wanted, first = job.spec.training.server, progress.step * self._ranks
-            tickets = Tickets(self._ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
-            skips = job.spec.training.on_nan == "skip"
-            self._server = ShardServer(
-                self._shard, secret, self._ranks, wanted.lease_s, None if own else tickets, skips=skips
-            )
+        self._server = None if own is None else self._hosted(own, secret)
         addresses = exchange.gather([_own_address(), self._server.port] if self._server else None)
-        self._order = WorkerOrder(
-            name="",
-            shards=[tuple(addresses[host]) for host in hosts],
-            secret=secret,
-            ranks=self._ranks,
-            step=progress.step,
-            samples=progress.samples,
-            parent=os.getpid(),
-            max_steps=progress.max_steps,
-        )
+        shards = [tuple(addresses[host]) for host in hosts]
+        begin = {"step": progress.step, "samples": progress.samples, "max_steps": progress.max_steps}
+        self._order = WorkerOrder("", shards, secret, self._ranks, parent=os.getpid(), **begin)
         self._head = self._server if job.place.is_head else None
         if self._head is not None:
             job.meter.figures = self._figures
             if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in job.strategy.module.modules()):
-                print(
-                    "batch norm under strategy async has the statistics of one worker in turn; GroupNorm or LayerNorm "
-                    "does not depend on workers",
-                    flush=True,
-                )
+                print(_BATCH_NORM, flush=True)
         self._worker = self._started()
 
     def close(self) -> None:
         """End the worker and the server."""
-        if self._server is not None:
-            self._server.close()
         self._worker.kill()
         self._worker.wait()
-        if self._log is not None:
-            self._log.close()
+        if self._server is not None:
+            self._server.close()
 
     def train_to_boundary(self) -> Agreed:
         """Train to the next boundary. Raises TaskError or NonFiniteError, on all ranks, after a task's error."""
         job, progress = self._job, self._progress
         job.optimizer.state.clear()  # the shards have it
-        if self._shard is not None:
-            self._shard.begin()
+        if self._server is not None:
+            self._server.shard.begin()
         dist.barrier()  # all shards are ready before a ticket is handed out
         if self._head is not None:
             self._head.open(_next_boundary(job, progress) * self._ranks)
@@ -203,15 +178,18 @@ class _Rank:
         command = [sys.executable, "-m", "cloudtrain.entrypoints.trainer.parameter_server.worker"]
         return subprocess.Popen(command, env=environment)
 
-    def _loaded(self, number: int) -> WeightShard:
-        """Return this rank's shard with the job's present weights, optimizer state and average."""
-        job = self._job
-        module, training = job.strategy.module, job.spec.training
+    def _hosted(self, number: int, secret: str) -> ShardServer:
+        """Return the server of a shard with the job's present weights, optimizer state and average."""
+        job, ranks, shards = self._job, self._ranks, len(self._hosts)
+        module, training, wanted = job.strategy.module, job.spec.training, job.spec.training.server
+        first, log = self._progress.step * ranks, None
+        if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):  # a changed number of ranks begins other logs
+            path = Path(folder) / "updates" / f"ranks-{ranks}-shard-{number}-of-{shards}.log"
+            log = UpdateLog(path, shards, first)
         named = dict(module.named_parameters())
-        parts, pieces = pieces_of(module, number, len(self._hosts))
-        first, last = self._progress.step * self._ranks, self._progress.max_steps
+        parts, pieces = pieces_of(module, number, shards)
         buffers = pack(module) if number == 0 else None
-        shard = WeightShard(training, number, pieces, self._ranks, first, last, buffers, self._log)
+        shard = WeightShard(training, number, pieces, ranks, first, self._progress.max_steps, buffers, log)
         for piece, own in zip(parts, pieces, strict=True):
             for key, value in job.optimizer.state.get(named[piece.name], {}).items():
                 shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
@@ -223,16 +201,16 @@ class _Rank:
                 average.lerp_(shard.weights.to(average.dtype), 1.0 - ema.decay(step))
 
             shard.after_step = follow
-        return shard
+        tickets = Tickets(ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
+        skips = training.on_nan == "skip"
+        return ShardServer(shard, secret, ranks, wanted.lease_s, None if number else tickets, skips=skips)
 
     @torch.no_grad()
     def _gather(self) -> None:
         """Give every rank the weights, the optimizer's state, the average and the buffers of all shards."""
-        job, shard = self._job, self._shard
+        job, shard = self._job, self._server.shard if self._server is not None else None
         if shard is not None:
             shard.flush()
-            if self._log is not None:
-                self._log.sync()
         mine = {} if shard is None else _vectors(shard)
         described = exchange.gather({key: str(value.dtype).removeprefix("torch.") for key, value in mine.items()})
         named = dict(job.strategy.module.named_parameters())
