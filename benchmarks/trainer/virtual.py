@@ -66,7 +66,7 @@ def _train(task: Task, server: ServerSettings, seed: int) -> tuple[float, float,
         torch.distributed.destroy_process_group()
     compute = Gradients(spec, task, RANKS, 0, 0)
     module = compute.job.strategy.module
-    shard = WeightShard(training, 0, pieces_of(module, 0, 1)[1], RANKS, 0, 1)
+    shard = WeightShard(training, 0, pieces_of(module, 0, 1), RANKS, 0, 1)
     tickets = Tickets(RANKS, max_lead=server.max_lead)
     tickets.limit = STEPS * RANKS
     chance, clock_s = random.Random(seed), 0.0

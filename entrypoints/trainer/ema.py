@@ -36,7 +36,8 @@ class Ema:
         self._parameters = {_WRAPPERS.sub("", n): p for n, p in self._module.named_parameters() if p.requires_grad}
         # A step of 1 - decay is lost in half precision: 0.001 of a difference is under bf16's 8 bits.
         exact = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-        self._averages = {n: p.detach().to(exact.get(p.dtype, p.dtype), copy=True) for n, p in self._parameters.items()}
+        # By parameter name, DTensors like the parameters: for a save, or for a load by `copy_`.
+        self.averages = {n: p.detach().to(exact.get(p.dtype, p.dtype), copy=True) for n, p in self._parameters.items()}
 
     def decay(self, steps_done: int) -> float:
         """Return the decay of an update: slow averages begin fast, or they would hold the first weights for long.
@@ -52,26 +53,22 @@ class Ema:
 
         `steps` since the last update: the decay is that of so many updates.
         """
-        averages = [local_part(average) for average in self._averages.values()]
+        averages = [local_part(average) for average in self.averages.values()]
         weights = [local_part(p).to(a.dtype) for p, a in zip(self._parameters.values(), averages, strict=True)]
         torch._foreach_lerp_(averages, weights, 1.0 - self.decay(steps_done) ** steps)
 
     def reset(self) -> None:
         """Restart at the present weights: after loading a checkpoint without an average."""
-        torch._foreach_copy_(_values(self._averages.values()), _values(self._parameters.values()))
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the averages by parameter name, DTensors like the parameters: for a save, or for a load by `copy_`."""
-        return dict(self._averages)
+        torch._foreach_copy_(_values(self.averages.values()), _values(self._parameters.values()))
 
     @contextmanager
     def swapped(self) -> Iterator[None]:
         """Give the module the averaged weights, then the trained weights; all ranks enter, or no rank.
 
-        `tensors` returns the averages inside, too. No training inside.
+        `averages` has the averages inside, too. No training inside.
         """
         with restored(self._module, self._parameters.values()):
-            torch._foreach_copy_(_values(self._parameters.values()), _values(self._averages.values()))
+            torch._foreach_copy_(_values(self._parameters.values()), _values(self.averages.values()))
             yield
 
 

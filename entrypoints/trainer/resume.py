@@ -311,7 +311,7 @@ def _load(job: TrainingJob, checkpoint: folders.FoundCheckpoint, reader: loader.
     with torch.no_grad():
         fill_module(job, reader, {name: f"model.{name}" for name in live}, reader.plain["extra"])
         if job.ema is not None:
-            averages = job.ema.tensors()  # an average that was not saved starts at these weights
+            averages = job.ema.averages  # an average that was not saved starts at these weights
             sources = {name: f"ema.{name}" if f"ema.{name}" in reader.shapes else f"model.{name}" for name in averages}
             reader.fill_all({sources[name]: value for name, value in averages.items()})
         if checkpoint.trainer["optimizer"] == job.identity["optimizer"]:

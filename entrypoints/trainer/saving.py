@@ -193,7 +193,7 @@ def _saved_here(job: TrainingJob) -> dict[str, torch.Tensor]:
             if isinstance(value, torch.Tensor) and is_name(key):
                 found[f"optimizer.{name}.{key}"] = value
     if job.ema is not None:
-        found |= {f"ema.{name}": value for name, value in job.ema.tensors().items()}
+        found |= {f"ema.{name}": value for name, value in job.ema.averages.items()}
     for own in job.strategy.saved_elsewhere:
         others = (f"model.{own}", f"ema.{own}")
         found = {n: v for n, v in found.items() if n not in others and not n.startswith(f"optimizer.{own}.")}

@@ -79,8 +79,7 @@ def _of_optimizer(job: TrainingJob, module: nn.Module) -> dict[str, Any]:
     parts = [job.optimizer, *job.own.parts]
     hooks = [getattr(part, f"_optimizer_step_{when}_hooks", None) for part in parts for when in ("pre", "post")]
     code = [type(part) for part in parts if not is_library(type(part).__module__)]
-    held = [vars(p) for p in module.parameters()]
-    of_parameters = [{name: value for name, value in each.items() if not name.startswith("_")} for each in held]
+    of_parameters = [{n: value for n, value in vars(p).items() if not n.startswith("_")} for p in module.parameters()]
     return {"optimizer": [*code, *hooks], "p": [each for each in of_parameters if each]}
 
 

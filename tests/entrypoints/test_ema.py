@@ -27,7 +27,7 @@ def test_average_is_the_recursion_written_out() -> None:
         ema.update(step)
         wanted = decay * wanted + (1 - decay) * model.weight.detach()
         assert ema.decay(step) == decay
-        torch.testing.assert_close(ema.tensors()["weight"], wanted)
+        torch.testing.assert_close(ema.averages["weight"], wanted)
 
 
 def test_swap_ends_bit_for_bit() -> None:
@@ -37,11 +37,11 @@ def test_swap_ends_bit_for_bit() -> None:
     stepped(model, 1)
     trained = {name: value.clone() for name, value in model.state_dict().items()}
     with contextlib.suppress(KeyError), ema.swapped():
-        assert torch.equal(model[0].weight, ema.tensors()["0.weight"])
+        assert torch.equal(model[0].weight, ema.averages["0.weight"])
         assert torch.equal(model[1].running_mean, trained["1.running_mean"])
         raise KeyError
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
-    assert set(ema.tensors()) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert set(ema.averages) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -50,7 +50,7 @@ def test_frozen_parameters_are_left_out() -> None:
     model.first, model.second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
     model.second.weight = model.first.weight
     model.second.bias.requires_grad = False
-    assert list(Ema(model, 0.9).tensors()) == ["first.weight"]
+    assert list(Ema(model, 0.9).averages) == ["first.weight"]
 
 
 def test_low_precision_is_averaged_in_fp32() -> None:
@@ -61,7 +61,7 @@ def test_low_precision_is_averaged_in_fp32() -> None:
         ema = Ema(model, 0.999)
         model.weight.fill_(2.0)
     ema.update(10**6)
-    (average,) = ema.tensors().values()
+    (average,) = ema.averages.values()
     assert average.item() == pytest.approx(1.001)
     with ema.swapped():
         assert model.weight.item() == 1.0
@@ -73,7 +73,7 @@ def test_reset_restarts_at_the_weights() -> None:
     """After a load of weights without an average, the average starts at the weights."""
     model = nn.Linear(2, 2)
     ema = Ema(model, 0.9)
-    held = ema.tensors()["weight"]
+    held = ema.averages["weight"]
     stepped(model, 1)
     ema.reset()
     assert torch.equal(held, model.weight)
@@ -84,4 +84,4 @@ def test_names_omit_wrappers() -> None:
     compiled = nn.Module()  # like torch.compile, which would affect further tests in this process
     compiled._orig_mod = nn.Linear(2, 2)
     model = nn.Sequential(compiled, checkpoint_wrapper(nn.Linear(2, 2)))
-    assert list(Ema(model, 0.9).tensors()) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(Ema(model, 0.9).averages) == ["0.weight", "0.bias", "1.weight", "1.bias"]

@@ -23,12 +23,9 @@ from cloudtrain.entrypoints.trainer.parameter_server.shard import (
     UpdateEntry,
     UpdateLog,
     WeightShard,
-    WeightSlice,
     pieces_of,
     read_log,
-    slices,
 )
-from cloudtrain.entrypoints.trainer.parameter_server.training import _spread
 from cloudtrain.entrypoints.trainer.parameter_server.wire import MessageKind, WireMessage, WorkerOrder
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ServerSettings, TrainingSettings
 
@@ -40,7 +37,7 @@ def shard(ranks: int, log: UpdateLog | None = None, shards: int = 1, number: int
     module = nn.Linear(3, 1, bias=False)
     nn.init.zeros_(module.weight)
     wanted = TrainingSettings(8, optimizer=OptimizerSettings("sgd", 1.0), server=ServerSettings(**server))
-    return WeightShard(wanted, number, pieces_of(module, number, shards)[1], ranks, 0, 1, None, log)
+    return WeightShard(wanted, number, pieces_of(module, number, shards), ranks, 0, 1, None, log)
 
 
 @dataclass
@@ -199,13 +196,6 @@ def test_averaged_gradients_move_once_and_the_rest_at_the_boundary() -> None:
     assert found.version == 2
 
 
-def test_parts_of_a_parameter_that_is_not_contiguous() -> None:
-    """A shard's vector fills its part of a channels_last parameter, and the rest keeps its values."""
-    weight = torch.zeros(2, 3, 2, 2).to(memory_format=torch.channels_last)
-    _spread(torch.arange(10.0), [WeightSlice("w", 4, 12, 1)], {"w": weight})
-    assert weight.reshape(-1).tolist() == [0.0] * 4 + [float(n) for n in range(1, 9)] + [0.0] * 12
-
-
 def test_ticket_that_arrives_twice_counts_once() -> None:
     """A shard ignores a ticket that it has, and counts a ticket without an update."""
     found = shard(1)
@@ -279,15 +269,18 @@ def test_full_disk_ends_the_log_and_not_the_training(tmp_path: Path, capsys: pyt
 
 
 def test_shards_cover_all_weights_once() -> None:
-    """The parts of 3 shards are all elements of all parameters, in order; frozen parameters have no part."""
-    module = nn.Sequential(nn.Linear(5, 3), nn.Linear(3, 2))
-    module[1].bias.requires_grad_(False)
-    found = [part for number in range(3) for part in slices(module, number, 3)]
-    covered = Counter((part.name, element) for part in found for element in range(part.start, part.stop))
-    wanted = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
-    assert covered == Counter((name, element) for name, size in wanted.items() for element in range(size))
-    values = torch.cat([p.detach() for number in range(3) for p in pieces_of(module, number, 3)[1]])
-    assert values.tolist() == torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad]).tolist()
+    """The parts of 3 shards are all elements of all parameters, in order; frozen parameters have no part.
+
+    A channels_last parameter's elements are in the order of its dimensions.
+    """
+    module = nn.Sequential(nn.Conv2d(3, 2, 2).to(memory_format=torch.channels_last), nn.Linear(5, 3), nn.Linear(3, 2))
+    module[2].bias.requires_grad_(False)
+    shards = [pieces_of(module, number, 3) for number in range(3)]
+    assert [sum(p.numel() for p in pieces) for pieces in shards] == [16, 17, 17]
+    values = torch.cat([piece.detach() for pieces in shards for piece in pieces])
+    assert values.tolist() == [x for p in module.parameters() if p.requires_grad for x in p.flatten().tolist()]
+    whole = pieces_of(module, 0, 1)
+    assert [p.numel() for p in whole] == [p.numel() for p in module.parameters() if p.requires_grad]
 
 
 def test_update_log_is_cut_to_the_checkpoint(tmp_path: Path) -> None:

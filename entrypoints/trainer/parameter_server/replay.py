@@ -73,7 +73,7 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
     uses = Counter((entry.ticket, entry.versions) for entries in logs for entry in entries if entry.versions[0] >= 0)
     histories = []
     for number, entries in enumerate(logs):
-        pieces, buffers = pieces_of(module, number, len(logs))[1], pack(module) if number == 0 else None
+        pieces, buffers = pieces_of(module, number, len(logs)), pack(module) if number == 0 else None
         shard = WeightShard(settings, number, pieces, ranks, 0, steps, buffers)
         histories.append(_History(shard, entries, Counter(versions[number] for _, versions in uses)))
     computed: dict[_Key, _Computed] = {}

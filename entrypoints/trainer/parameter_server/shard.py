@@ -9,12 +9,13 @@ tau would otherwise move with the rate of a whole batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,40 +42,29 @@ class UpdateEntry:
     versions: Versions
 
 
-@dataclass(frozen=True)
-class WeightSlice:
-    """The elements start .. stop of a parameter, flattened, which are the elements from `at` on of the shard."""
-
-    name: str
-    start: int
-    stop: int
-    at: int
-
-
 def shard_range(elements: int, number: int, shards: int) -> range:
     """Return the elements of a shard: equal ranges, up to one element."""
     return range(elements * number // shards, elements * (number + 1) // shards)
 
 
-def slices(module: nn.Module, number: int, shards: int) -> list[WeightSlice]:
-    """Return the parts of parameters in a shard, in the order of its elements."""
-    named = [(name, p.numel()) for name, p in module.named_parameters() if p.requires_grad]
-    own, at, found = shard_range(sum(size for _, size in named), number, shards), 0, []
-    for name, size in named:
-        start, stop = max(own.start, at), min(own.stop, at + size)
-        if start < stop:
-            found.append(WeightSlice(name, start - at, stop - at, start - own.start))
-        at += size
-    return found
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters whose elements are the weights."""
+    return [p for p in module.parameters() if p.requires_grad]
 
 
-@torch.no_grad()
-def pieces_of(module: nn.Module, number: int, shards: int) -> tuple[list[WeightSlice], list[nn.Parameter]]:
-    """Return the slices of a shard, and their present values as parameters: consecutive views of one vector."""
-    named, own = dict(module.named_parameters()), slices(module, number, shards)
-    parts = [named[part.name].detach().reshape(-1)[part.start : part.stop].cpu() for part in own]
-    vector = torch.cat(parts)
-    return own, [nn.Parameter(part) for part in torch.split(vector, [part.numel() for part in parts])]
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of the tensors as one vector on the CPU."""
+    return torch.cat([tensor.detach().reshape(-1).cpu() for tensor in tensors])
+
+
+def pieces_of(module: nn.Module, number: int, shards: int) -> list[nn.Parameter]:
+    """Return the parts of parameters in a shard, in the order of its elements: consecutive views of one vector."""
+    ends = [0, *itertools.accumulate(p.numel() for p in trained(module))]
+    own = shard_range(ends[-1], number, shards)
+    cuts = sorted({own.start, own.stop, *(end for end in ends if end in own)})
+    vector = flat(trained(module))[own.start : own.stop].clone()
+    sizes = [stop - start for start, stop in itertools.pairwise(cuts)]
+    return [nn.Parameter(part) for part in torch.split(vector, sizes)]
 
 
 def read_log(path: Path, shards: int) -> list[UpdateEntry]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import secrets
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from .. import optim, report, saving
 from ..job import TrainingJob, TrainState
 from ..strategies.buffers import pack, unpack
 from .server import ServerNews, ShardServer, Tickets
-from .shard import UpdateLog, WeightShard, WeightSlice, pieces_of, shard_range, slices
+from .shard import UpdateLog, WeightShard, flat, pieces_of, shard_range, trained
 from .wire import VARIABLE, WorkerOrder
 
 _BATCH_NORM = """batch norm under strategy async has the statistics of one worker in turn; GroupNorm or LayerNorm \
@@ -149,7 +150,7 @@ class _Rank:
 
     def _figures(self) -> dict[str, Any]:
         # A worker pulls the weights and pushes a gradient for each ticket.
-        sent = 2.0 * sum(p.nbytes for p in _trained(self._job.strategy.module))
+        sent = 2.0 * sum(p.nbytes for p in trained(self._job.strategy.module))
         return {"bytes_sent": sent, **(self._head.figures() if self._head else {})}
 
     def _look_after_worker(self) -> None:
@@ -186,16 +187,20 @@ class _Rank:
         if folder := os.environ.get("CLOUDTRAIN_OUTPUT_DIR"):  # a changed number of ranks begins other logs
             path = Path(folder) / "updates" / f"ranks-{ranks}-shard-{number}-of-{shards}.log"
             log = UpdateLog(path, shards, first)
-        named = dict(module.named_parameters())
-        parts, pieces = pieces_of(module, number, shards)
+        pieces = pieces_of(module, number, shards)
+        sizes = [piece.numel() for piece in pieces]
         buffers = pack(module) if number == 0 else None
         shard = WeightShard(training, number, pieces, ranks, first, self._progress.max_steps, buffers, log)
-        for piece, own in zip(parts, pieces, strict=True):
-            for key, value in job.optimizer.state.get(named[piece.name], {}).items():
-                shard.optimizer.state[own][key] = value.cpu().clone() if key == "step" else _cut(value, piece)
+        states = {p: job.optimizer.state.get(p, {}) for p in trained(module)}
+        own = shard_range(sum(p.numel() for p in states), number, shards)
+        for key in dict.fromkeys(itertools.chain(*states.values())):
+            values = [of[key].expand(p.shape) if key in of else torch.zeros_like(p) for p, of in states.items()]
+            parts = torch.split(flat(values)[own.start : own.stop], sizes)
+            for piece, part in zip(pieces, parts, strict=True):
+                shard.optimizer.state[piece][key] = part[0].clone() if key == "step" else part.clone()
         if job.ema is not None:
-            ema, averages = job.ema, job.ema.tensors()
-            shard.average = average = torch.cat([_cut(averages[piece.name], piece) for piece in parts])
+            ema = job.ema
+            shard.average = average = flat(ema.averages.values())[own.start : own.stop].clone()
 
             def follow(step: int) -> None:
                 average.lerp_(shard.weights.to(average.dtype), 1.0 - ema.decay(step))
@@ -213,26 +218,26 @@ class _Rank:
             shard.flush()
         mine = {} if shard is None else _vectors(shard)
         described = exchange.gather({key: str(value.dtype).removeprefix("torch.") for key, value in mine.items()})
-        named = dict(job.strategy.module.named_parameters())
-        targets: dict[str, Mapping[str, torch.Tensor]] = {"weights": named}
+        parameters = trained(job.strategy.module)
+        sizes = [p.numel() for p in parameters]
+        targets: dict[str, Iterable[torch.Tensor]] = {"weights": parameters}
         if job.ema is not None:
-            targets["average"] = job.ema.tensors()
-        elements = sum(p.numel() for p in _trained(job.strategy.module))
-        for number, host in enumerate(self._hosts):
-            parts = slices(job.strategy.module, number, len(self._hosts))
-            size = len(shard_range(elements, number, len(self._hosts)))
-            states = {part.name: job.optimizer.state[named[part.name]] for part in parts}
-            for key, dtype in described[host].items():
-                empty = torch.empty(1 if key == "step" else size, dtype=getattr(torch, dtype))
-                vector = mine[key] if self._own == number else empty
-                dist.broadcast(vector, host)
-                for name, state in states.items() if key not in targets else ():
-                    if key == "step":
-                        state[key] = vector[0].clone()
-                    elif key not in state:
-                        state[key] = torch.zeros_like(named[name], dtype=vector.dtype)
-                if key != "step":
-                    _spread(vector, parts, targets.get(key) or {name: state[key] for name, state in states.items()})
+            targets["average"] = job.ema.averages.values()
+        for key, dtype in described[0].items():
+            vectors = []
+            for number, host in enumerate(self._hosts):
+                size = 1 if key == "step" else len(shard_range(sum(sizes), number, len(self._hosts)))
+                vectors.append(mine[key] if self._own == number else torch.empty(size, dtype=getattr(torch, dtype)))
+                dist.broadcast(vectors[-1], host)
+            if key == "step":
+                for p in parameters:
+                    job.optimizer.state[p][key] = vectors[0][0].clone()
+                continue
+            for p in parameters if key not in targets else ():
+                job.optimizer.state[p][key] = torch.empty_like(p, dtype=vectors[0].dtype)
+            own = targets.get(key) or [job.optimizer.state[p][key] for p in parameters]
+            for target, values in zip(own, torch.split(torch.cat(vectors), sizes), strict=True):
+                target.copy_(values.view(target.shape))
         if shard is not None and shard.buffers is not None:
             unpack(job.strategy.module, shard.buffers)
         job.strategy.sync_buffers()
@@ -246,24 +251,6 @@ def _vectors(shard: WeightShard) -> dict[str, torch.Tensor]:
         vectors["step"] = states[0]["step"].reshape(1).float()
     average = {} if shard.average is None else {"average": shard.average}
     return {"weights": shard.weights, **average, **vectors}
-
-
-def _spread(vector: torch.Tensor, parts: list[WeightSlice], targets: Mapping[str, torch.Tensor]) -> None:
-    """Copy a shard's vector into the tensors of its parameters, by name."""
-    for part in parts:
-        target = targets[part.name].detach()
-        flat = target.reshape(-1)  # a copy, if the tensor is channels_last
-        flat[part.start : part.stop].copy_(vector[part.at : part.at + part.stop - part.start])
-        if flat.data_ptr() != target.data_ptr():
-            target.copy_(flat.view(target.shape))
-
-
-def _cut(value: torch.Tensor, piece: WeightSlice) -> torch.Tensor:
-    return value.detach().reshape(-1)[piece.start : piece.stop].cpu().clone()
-
-
-def _trained(module: nn.Module) -> list[nn.Parameter]:
-    return [p for p in module.parameters() if p.requires_grad]
 
 
 def _next_boundary(job: TrainingJob, progress: TrainState) -> int:

@@ -30,7 +30,7 @@ from ..strategies.buffers import changed, keep_frozen, pack, refusal, unpack
 from ..strategies.facts import together
 from ..task import Task, load_task
 from . import wire
-from .shard import shard_range
+from .shard import shard_range, trained
 from .wire import VARIABLE, MessageKind, WireMessage, WorkerOrder, connected
 
 _BEATS_IN_LEASE = 5
@@ -41,12 +41,11 @@ class Gradients:
 
     def __init__(self, spec: Spec, task: Task, ranks: int, step: int, samples: int, max_steps: int = 1) -> None:
         """Build the model as a single rank's, in its own process group. Raises TaskError."""
+        wanted = spec.training
         alone = dataclasses.replace(
-            together(spec.training),
-            global_batch_size=spec.training.global_batch_size // ranks,
-            micro_batch_size=data.split_batch(
-                spec.training.global_batch_size, spec.training.micro_batch_size, ranks
-            ).micro,
+            together(wanted),
+            global_batch_size=wanted.global_batch_size // ranks,
+            micro_batch_size=data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks).micro,
             eval_every=None,
             ema_decay=None,
             tensorboard=False,
@@ -69,14 +68,15 @@ class Gradients:
             self.job: TrainingJob = build(spec, only_training, place, agreement)
         self.ranks, self._step, self._samples, self.max_steps = ranks, step, samples, max_steps
         self._each, self._global_batch = self.job.split.accumulation, spec.training.global_batch_size * ranks
-        self.parameters = [p for p in self.job.strategy.module.parameters() if p.requires_grad]
+        self.parameters = trained(self.job.strategy.module)
         self._frozen = keep_frozen(self.job.strategy.module)
         self.weights = torch.empty(sum(p.numel() for p in self.parameters), dtype=self.parameters[0].dtype)
 
     @torch.no_grad()
     def load(self, buffers: torch.Tensor) -> None:
         """Give the model the values of `weights`, and the buffers."""
-        for parameter, values in zip(self.parameters, self._parts(), strict=True):
+        parts = torch.split(self.weights, [p.numel() for p in self.parameters])
+        for parameter, values in zip(self.parameters, parts, strict=True):
             parameter.copy_(values.view(parameter.shape))
         unpack(self.job.strategy.module, buffers)
 
@@ -106,19 +106,13 @@ class Gradients:
         loss = verdict.loss / (count or self._each)
         if training.clip_norm:
             strategy.clip(training.clip_norm)
-        for parameter, values in zip(self.parameters, self._parts(), strict=True):
-            if parameter.grad is None:
-                values.zero_()
-            else:
-                values.copy_(parameter.grad.detach().reshape(-1))
+        found = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in self.parameters]
+        torch.cat([gradient.reshape(-1) for gradient in found], out=self.weights)
         return loss, bool(torch.isfinite(self.weights).all()) and math.isfinite(loss)
 
     def buffers(self) -> torch.Tensor:
         """Return the model's persistent buffers as bytes."""
         return pack(self.job.strategy.module)
-
-    def _parts(self) -> tuple[torch.Tensor, ...]:
-        return torch.split(self.weights, [p.numel() for p in self.parameters])
 
 
 def main() -> int:
@@ -129,6 +123,7 @@ def main() -> int:
         return 1
     spec = read_spec(os.environ["CLOUDTRAIN_SPEC"])
     with contextlib.suppress(OSError, EOFError), contextlib.ExitStack() as opened:
+        is_ready = False
         try:
             task = load_task(spec.target, spec.training.seed)
             compute = Gradients(spec, task, order.ranks, order.step, order.samples, order.max_steps)
@@ -136,14 +131,11 @@ def main() -> int:
             wire.receive(shards[0])
             threading.Thread(target=_beat, args=(shards[0], spec.training.server.lease_s), daemon=True).start()
             shards = [opened.enter_context(connected(order, MessageKind.COMPUTE, n)) for n in range(len(order.shards))]
-        except Exception as error:
-            _report(order, error)
-            return 1
-        try:
+            is_ready = True
             _work(compute, shards, order.ranks)
-        except (OSError, EOFError):
-            raise
         except Exception as error:
+            if is_ready and isinstance(error, OSError | EOFError):  # the shards have ended the connection
+                raise
             _report(order, error)
             return 1
     return 0
