@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -297,24 +297,16 @@ def whole_norms(parameters: Sequence[torch.Tensor], *parts: Tensors) -> torch.Te
         return torch.zeros(len(parts), 0)
     dtype = torch.float64 if parameters[0].dtype == torch.float64 else torch.float32
     norms = torch.stack([torch.stack(torch._foreach_norm(part, 2, dtype=dtype)) for part in parts])
-    for groups, columns in _sharded(parameters):
-        squares = norms[:, columns].square()
-        for group in groups:
-            dist.all_reduce(squares, group=group)
-        norms[:, columns] = squares.sqrt()
-    return norms
-
-
-def _sharded(parameters: Sequence[torch.Tensor]) -> Iterator[tuple[list[dist.ProcessGroup], list[int]]]:
-    """Yield, for each kind of sharding, the process groups to sum over and the indices of the parameters.
-
-    Over a mesh's replicating dimension (hsdp) no sum is needed: the ranks hold equal values.
-    """
-    found: dict[Any, list[int]] = {}
+    sharded: dict[Any, list[int]] = {}  # the indices of the parameters by their kind of sharding
     for i, parameter in enumerate(parameters):
         if isinstance(parameter, DTensor):
-            found.setdefault((parameter.device_mesh, parameter.placements), []).append(i)
-    for (mesh, placements), columns in found.items():
-        groups = [mesh.get_group(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
-        if groups:
-            yield groups, columns
+            sharded.setdefault((parameter.device_mesh, parameter.placements), []).append(i)
+    for (mesh, placements), columns in sharded.items():
+        # No sum over a mesh's replicating dimension (hsdp): the ranks hold equal values.
+        dims = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+        squares = norms[:, columns].square()
+        for dim in dims:
+            dist.all_reduce(squares, group=mesh.get_group(dim))
+        if dims:
+            norms[:, columns] = squares.sqrt()
+    return norms

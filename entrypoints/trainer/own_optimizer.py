@@ -110,7 +110,8 @@ class OwnOptimizer:
         self._has_dict = all(method not in torchs for method in pair)
         self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
         self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
-        if outside := _schedulers([optimizer, *self.parts], self._start):  # that a hook or after_step calls
+        outside = [each for each in _schedulers((optimizer, *self.parts)) if id(each) not in self._start.seen]
+        if outside:  # that a hook or after_step calls
             optimizer.schedulers_outside = outside
             self._start = Encoder(self, names)
         self.rated = [group for group in self.groups() if group.get("lr") is not None]
@@ -399,12 +400,10 @@ def _outside(step: Any) -> dict[tuple[str, int], int]:
     return {(place.partition("[")[0], id(t)): t._version for place, t in held if isinstance(t, torch.Tensor)}
 
 
-def _schedulers(parts: list[Any], known: Encoder) -> list[LRScheduler]:
-    """Return the learning-rate schedulers that change these optimizers and are in no attribute of them."""
-    if not any(hasattr(part.step, "_wrapped_by_lr_sched") for part in parts if hasattr(part, "step")):
-        return []  # a search takes 30 ms
-    found = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler) and id(each) not in known.seen]
-    return [each for each in found if any(vars(each).get("optimizer") is part for part in parts)]
+def _schedulers(parts: Sequence[Any]) -> list[LRScheduler]:
+    """Return the learning-rate schedulers that change these optimizers."""
+    made = [each for each in gc.get_objects() if issubclass(type(each), LRScheduler)]
+    return [each for each in made if any(vars(each).get("optimizer") is part for part in parts)]
 
 
 def _mark(lr: Any) -> Any:

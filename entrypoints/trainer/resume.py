@@ -129,9 +129,9 @@ def differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     strategies = [FACTS[side["strategy"]] for side in (then, now) if side.get("strategy") in FACTS]
     apart = [facts for facts in strategies if facts.is_apart]
     if apart:
-        differs = "the losses differ, because ranks train apart"
-        if all(facts.has_servers for facts in apart):
-            differs = "the losses differ, because the rate's share and the staleness follow the ranks"
+        has_servers = all(facts.has_servers for facts in apart)
+        why = "the rate's share and the staleness follow the ranks" if has_servers else "ranks train apart"
+        differs = f"the losses differ, because {why}"
         texts = [text.replace("losses agree to rounding, not to the bit", differs) for text in texts]
     if then.get("reproducible") == now.get("reproducible") == "strict":  # strict allows any number of ranks
         return [text for text in texts if not text.startswith("the ranks were")]
@@ -205,9 +205,8 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, _Damaged]:
 
 def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     """Return the open checkpoint, or a description of the damage. All ranks call it. Raises Unreadable, TaskError."""
-    wrong = loader.check(path)
-    if wrong is not None:
-        return wrong
+    if (damage := loader.check(path)) is not None:
+        return damage
     checkpoint = opened(job, path)
     if lacking := [name for name in ("job", "optimizer", "world_size") if name not in checkpoint.trainer]:
         return f"{folders.TRAINER} has no {lacking[0]}"

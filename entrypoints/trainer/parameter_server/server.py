@@ -121,7 +121,7 @@ class Tickets:
             self.done += 1
 
 
-@dataclass(frozen=True)
+@dataclass
 class ServerNews:
     """Progress since the last call: tickets done, the limit, the mean loss of each finished step, and faults.
 
@@ -129,8 +129,8 @@ class ServerNews:
     are not finite. `left_out`: the steps of tickets without an update.
     """
 
-    done: int
-    limit: int
+    done: int = 0
+    limit: int = 0
     losses: list[float | None] = field(default_factory=list)
     failure: str | None = None
     is_sick: bool = False
@@ -162,10 +162,7 @@ class ShardServer:
         self._connections: dict[str, list[socket.socket]] = {}
         self._losses: dict[int, float] = {}
         self._told = tickets.done if tickets else 0
-        self.failure: str | None = None  # the first error, in words
-        self._is_sick = False
-        self._left_out: list[int] = []
-        self._lost: list[str] = []
+        self.pending = ServerNews()  # to be told; a failure stays
         self._skipped = 0  # gradients in a row that were not finite
         self._most_lead = 0
         self._is_closed = False
@@ -196,18 +193,18 @@ class ShardServer:
             assert tickets is not None
 
             def is_due() -> bool:
-                return tickets.is_complete or tickets.done >= until or self.failure is not None
+                return tickets.is_complete or tickets.done >= until or self.pending.failure is not None
 
             self._changed.wait_for(is_due, wait_s)
-            losses: list[float | None] = []
+            news = self.pending
+            self.pending = ServerNews(failure=news.failure, is_sick=news.is_sick)
+            news.done, news.limit = tickets.done, tickets.limit
             while self._told + self._ranks <= tickets.done:
                 own = range(self._told, self._told + self._ranks)
                 known = [self._losses.pop(ticket) for ticket in own if ticket in self._losses]
-                losses.append(sum(known) / len(known) if known else None)
+                news.losses.append(sum(known) / len(known) if known else None)
                 self._told = own.stop
-            left_out, self._left_out = self._left_out, []
-            lost, self._lost = self._lost, []
-            return ServerNews(tickets.done, tickets.limit, losses, self.failure, self._is_sick, left_out, lost)
+            return news
 
     def figures(self) -> dict[str, Any]:
         """Return the living workers; since the last call the largest lead, and the staleness: mean, largest, counts."""
@@ -283,7 +280,7 @@ class ShardServer:
         with self._changed:
             own = self._connections.pop(worker, [])
             if own and not self._is_closed:
-                self._lost.append(worker)
+                self.pending.lost.append(worker)
             if self._tickets is not None:
                 self._tickets.leave(worker)
             for connection in own:
@@ -357,7 +354,7 @@ class ShardServer:
             if is_new and is_finite:
                 self._losses[message.ticket], self._skipped = message.value, 0
             elif is_new:
-                self._left_out.append(step)
+                self.pending.left_out.append(step)
                 self._skipped += 1
                 if self._skipped >= MAX_SKIPPED:
                     self._fail(f"{MAX_SKIPPED} gradients in a row were not finite", is_sick=True)
@@ -365,7 +362,7 @@ class ShardServer:
 
     def _fail(self, text: str, *, is_sick: bool = False) -> None:
         with self._changed:
-            self.failure, self._is_sick = self.failure or text, self._is_sick or is_sick
+            self.pending.failure, self.pending.is_sick = self.pending.failure or text, self.pending.is_sick or is_sick
             self._changed.notify_all()
 
 

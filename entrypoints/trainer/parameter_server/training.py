@@ -103,11 +103,11 @@ class _Rank:
                 self._head.close_early(must_stop=seen.stop is not None)
                 is_closing = True
             self._look_after_worker()
-            if self._server is not None and self._server.failure and self._head is None:
-                raise TaskError(self._server.failure)
-            told = exchange.share(self._told())
-            self._follow(ServerNews(**told))
-            if told["done"] == told["limit"]:
+            if self._head is None and self._server is not None and (failure := self._server.pending.failure):
+                raise TaskError(failure)
+            news = ServerNews(**exchange.share(self._told()))
+            self._follow(news)
+            if news.done == news.limit:
                 break
         self._gather()
         return seen
