@@ -24,21 +24,25 @@ Form = tuple[Any, ...]  # whether the object was used, and the types of its attr
 _known: dict[int, tuple[Any, tuple[Any, ...], set[Form]]] = {}  # by the id of an object, which the reference keeps
 
 
-def own_generators(root: Any, *, is_used: bool = False) -> tuple[Any, ...]:
-    """Return the generators that the object holds, or that its code names.
+def search(root: Any) -> tuple[Any, ...]:
+    """Return the generators that the object holds, or that its code names."""
+    numpy = sys.modules.get("numpy")
+    shared = [torch.default_generator, random._inst, numpy and numpy.random.mtrand._rand]
+    parts = walk({"": root}, skip=shared, enters=lambda value: not is_generator(value))
+    return tuple(value for _, value in parts if is_generator(value))
 
-    The search is made at the first call, at the first call after a use, for attributes of other types than before, and
-    after `forget`.
+
+def own_generators(root: Any, *, is_used: bool = False) -> tuple[Any, ...]:
+    """Return the result of a search at the first call, at the first call after a use, or after `forget`.
+
+    An object whose attributes have other types than before is searched anew.
     """
     form = (is_used, *map(type, getattr(root, "__dict__", {}).values()))
     _, found, forms = _known.get(id(root), (None, (), set[Form]()))
     if form not in forms:
         if len(_known) >= 16:  # the functions and splits of a job, with room
             _known.clear()
-        numpy = sys.modules.get("numpy")
-        shared = [torch.default_generator, random._inst, numpy and numpy.random.mtrand._rand]
-        parts = walk({"": root}, skip=shared, enters=lambda value: not is_generator(value))
-        found = tuple(value for _, value in parts if is_generator(value))
+        found = search(root)
         _known[id(root)] = (root, found, forms | {form})
     return found
 

@@ -28,7 +28,7 @@ from ..rank.rehearsal import RehearsalSteps
 from ..stores.store import Store
 from . import data, optim, tensorboard
 from .ema import Ema
-from .generators import own_generators
+from .generators import search
 from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
 from .modelform import ModelForm, module_of
 from .own_optimizer import OwnOptimizer
@@ -116,6 +116,7 @@ class TrainingJob:
     board: tensorboard.Board | None
     tally: Tally
     roots: tuple[Any, ...]  # what runs in a step or an evaluation, and may draw random numbers
+    generators: list[Any]  # that a search of the roots finds
 
     def batches(self, dataset: Any, keys: Iterator[list[data.Key]]) -> data.Batches:
         """Return the batches of these samples, loaded according to the settings, on this rank's device."""
@@ -124,7 +125,7 @@ class TrainingJob:
 
     def seed(self, *words: int) -> None:
         """Seed all generators, also those of the task's functions and of the model, for a use of the job's seed."""
-        data.seed_all(data.mix(self.spec.training.seed, *words), own_generators(self.roots))
+        data.seed_all(data.mix(self.spec.training.seed, *words), self.generators)
 
     def tell(self, progress: TrainState, ahead: int = 0) -> None:
         """Tell the task where the training is, before a call of `loss` or `evaluate`; `ahead`: so many steps later."""
@@ -253,6 +254,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     second = open_mirror(spec.checkpoint.mirror, spec.job)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
+    roots = (task.loss, task.evaluate, task.outputs, task.after_step, strategy.module)
     scaler = _scaler(wanted, place, strategy)
     strategy.attach(optimizer, scaler)
     return TrainingJob(
@@ -281,7 +283,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         owned=split.owned(place.data_rank),
         board=_board(spec, place),
         tally=Tally(split, wanted.tokens_per_sample, says=place.counts and place.data_rank == 0),
-        roots=(task.loss, task.evaluate, task.outputs, task.after_step, strategy.module),
+        roots=roots,
+        generators=list(search(roots)),
     )
 
 

@@ -33,8 +33,8 @@ from ..errors import FormError, TaskError
 from ..format import first_of
 from ..rank import exchange
 from .ema import restored
-from .generators import is_generator, own_generators, walk
-from .optim import put_lr
+from .generators import is_generator, search, walk
+from .optim import put_lr, set_lr
 from .strategies.fsdp import reshard
 
 Tree = Any  # a number, a text or None; or a node, [kind, content]
@@ -116,7 +116,7 @@ class OwnOptimizer:
             self._start = Encoder(self, names)
         self.rated = [group for group in self.groups() if group.get("lr") is not None]
         self._lrs, self._set = [float(group["lr"]) for group in self.rated], list[Any]()
-        self.generators = own_generators(optimizer)
+        self.generators = search(optimizer)
         self._members = self._parameters()
         grouped = {p for group in self.groups() for p in group["params"]}
         self.left = [p for p in trained if p not in grouped]  # get gradients, which zero_grad() does not clear
@@ -152,15 +152,15 @@ class OwnOptimizer:
         """Return the ids of the parameters in each group."""
         return [[id(p) for p in group["params"]] for group in self.groups()]
 
-    @contextmanager
-    def scheduled(self) -> Iterator[None]:
-        """Set the rates inside. Raises TaskError if something else has changed them since the last call."""
+    def set_lr(self, groups: list[dict[str, Any]], base_lrs: list[float], factor: float) -> float:
+        """Set the rates, and return the first. Raises TaskError if they have changed since the last call."""
         now = [_mark(group["lr"]) for group in self.rated]
         if self._set and not set(now) <= set(self._set):  # a wrapper may hand a rate on
             where = f"{type(self.optimizer).__name__}.step(), a scheduler inside, or after_step"
             raise TaskError(f"{where} changes lr, and the training's schedule sets it: leave one of them out")
-        yield
+        lr = set_lr(groups, base_lrs, factor)
         self._set = [_mark(group["lr"]) for group in self.rated]
+        return lr
 
     @contextmanager
     def averaged(self, module: nn.Module) -> Iterator[None]:

@@ -255,8 +255,7 @@ def _set_lr(job: TrainingJob, progress: TrainState) -> float:
         return optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
     if job.task.schedule is None and job.spec.training.schedule.is_flat:
         return job.groups[0]["lr"]  # type: ignore[no-any-return]  # a tensor on a GPU is read only if logged
-    with job.own.scheduled():
-        return optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
+    return job.own.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
 
 
 def _lr_factor(job: TrainingJob, progress: TrainState) -> float:

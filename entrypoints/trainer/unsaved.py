@@ -15,7 +15,7 @@ from torch import nn
 from ..errors import TaskError
 from ..format import first_of
 from ..rank.exchange import local_part
-from .generators import forget, is_library, own_generators, walk
+from .generators import is_library, search, walk
 from .job import TrainingJob
 from .own_optimizer import Encoder
 from .strategies.buffers import checksum
@@ -34,10 +34,11 @@ def watch(job: TrainingJob) -> Iterator[None]:
 
     Raises TaskError for parameters: a teacher or an average is more than a figure for a log.
     """
-    seen, made = [_state(job)], own_generators(job.roots)
+    seen, made = [_state(job)], list(search(job.roots))
+    job.generators[:] = made
     for _ in range(2):
         yield
-        forget(job.roots)
+        job.generators[:] = search(job.roots)
         if job.own is not None:
             job.own.check(job.strategy.parameter_names())
         seen.append(_state(job))
@@ -50,7 +51,7 @@ def watch(job: TrainingJob) -> Iterator[None]:
         )
     if changed and job.place.is_head:
         print(_CHANGES.format(first_of(changed, 4)), flush=True)
-    if own_generators(job.roots) != made and job.place.is_head:
+    if job.generators != made and job.place.is_head:
         print(_LATE, flush=True)
 
 
@@ -61,7 +62,11 @@ def _state(job: TrainingJob) -> dict[str, tuple[bool, Any]]:
     known, found = set(map(id, saved)), dict[str, tuple[bool, Any]]()
     functions = {name: getattr(task, name) for name in ("loss", "evaluate", "after_step", "schedule", "collate")}
     roots = {"model": module, **functions, **_of_optimizer(job, module)}
-    for place, value in walk(roots, skip=[task.progress, job.optimizer], enters=_is_of_task):
+
+    def is_of_task(value: Any) -> bool:
+        return isinstance(value, _ENTERED) or not is_library(str(type(value).__module__))
+
+    for place, value in walk(roots, skip=[task.progress, job.optimizer], enters=is_of_task):
         if isinstance(value, (int, float, str)):
             found[place] = False, value
         elif isinstance(value, (list, deque)):
@@ -81,10 +86,6 @@ def _of_optimizer(job: TrainingJob, module: nn.Module) -> dict[str, Any]:
     code = [type(part) for part in parts if not is_library(type(part).__module__)]
     of_parameters = [{n: value for n, value in vars(p).items() if not n.startswith("_")} for p in module.parameters()]
     return {"optimizer": [*code, *hooks], "p": [each for each in of_parameters if each]}
-
-
-def _is_of_task(value: Any) -> bool:
-    return isinstance(value, _ENTERED) or not is_library(str(type(value).__module__))
 
 
 def _sign(tensor: torch.Tensor) -> Any:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from trainerruns import TASK, joined, parameters, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, optim, own_optimizer, resume, saving
+from cloudtrain.entrypoints.trainer import data, own_optimizer, resume, saving
 from cloudtrain.entrypoints.trainer.own_optimizer import OwnOptimizer
 
 FORMS = '''
@@ -236,8 +236,7 @@ def train(job: Any, steps: range) -> None:
     """Take the steps, with a schedule and other data in each."""
     for step in steps:
         if not hasattr(job.optimizer, "later"):  # a schedule of its own
-            with job.own.scheduled():
-                optim.set_lr(job.groups, job.base_lrs, 1.0 / (1 + step))
+            job.own.set_lr(job.groups, job.base_lrs, 1.0 / (1 + step))
         data.seed_all(step, job.own.generators)
         job.strategy.module(torch.randn(5, 3)).square().sum().backward()
         with own_optimizer.explained(job.optimizer):

@@ -204,7 +204,7 @@ def test_state_that_no_checkpoint_has_is_named(
     names = {p: n for n, p in model.named_parameters()}
     own = OwnOptimizer(optimizer, names) if optimizer else None
     place, strategy = SimpleNamespace(is_head=True), SimpleNamespace(module=model, parameter_names=lambda: names)
-    roots = (task.loss, model)
+    roots, generators = (task.loss, model), list[Any]()
     watch = unsaved.watch(SimpleNamespace(**locals()))  # type: ignore[arg-type]
     next(watch)
     try:
