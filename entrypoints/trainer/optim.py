@@ -6,12 +6,10 @@ fsdp shards the parameters, the ranks sum the squares of all layers' norms in on
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -153,8 +151,7 @@ def put_lr(group: dict[str, Any], lr: float) -> None:
         group["lr"] = lr
 
 
-@dataclass(frozen=True)
-class _Layers:
+class _Layers(NamedTuple):
     """One group's parameters that have gradients, a layer each; `weights` and `updates` are this rank's shards.
 
     `adapted` are the indices of layers with a trust ratio and weight decay. Biases and norms have neither: their norms
@@ -276,7 +273,7 @@ class LAMB(_Layerwise):
         if layers.adapted and group["weight_decay"]:
             weights = [layers.weights[i] for i in layers.adapted]
             torch._foreach_add_([updates[i] for i in layers.adapted], weights, alpha=group["weight_decay"])
-        return dataclasses.replace(layers, updates=list(updates))
+        return layers._replace(updates=list(updates))
 
     def _ratios(self, group: dict[str, Any], weight_norms: torch.Tensor, update_norms: torch.Tensor) -> torch.Tensor:
         return weight_norms / update_norms

@@ -245,7 +245,7 @@ LARGE = {  # the number today, not to grow
     "WeightShard": 26,  # the optimizer's state of a shard, and its journal
     "Steps": 24,  # every form in which a script's output reports steps
     "FileKeeper": 19,
-    "ShardServer": 19,
+    "ShardServer": 16,
     "EntryFeed": 18,
     "LogCacheWriter": 16,
     "Agreement": 16,

@@ -264,10 +264,8 @@ def _next_boundary(job: TrainingJob, progress: TrainState) -> int:
 
 def _own_address() -> str:
     """Return this machine's address on the way to the first rank's machine."""
-    master = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    family, _, _, _, address = socket.getaddrinfo(
-        master, int(os.environ.get("MASTER_PORT") or 1), type=socket.SOCK_DGRAM
-    )[0]
+    master, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or 1)
+    family, _, _, _, address = socket.getaddrinfo(master, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])

@@ -160,8 +160,8 @@ def _work(compute: Gradients, shards: list[Wire], ranks: int) -> None:
         compute.load(buffers)
         loss, is_finite = compute.compute(ticket)
         kind = MessageKind.PUSH if is_finite else MessageKind.LEFT_OUT
-        own = b"" if ticket % ranks else _bytes(compute.buffers())
-        read = _bytes(torch.tensor(versions))
+        own = b"" if ticket % ranks else bytes(wire.memory(compute.buffers()))
+        read = bytes(wire.memory(torch.tensor(versions)))
         for number, (shard, room) in enumerate(zip(shards, rooms, strict=True)):
             parts = (read, *((room,) if is_finite else ()), *((own,) if number == 0 else ()))
             wire.send(shard, WireMessage(kind, ticket, len(shards), loss), *parts)
@@ -170,10 +170,6 @@ def _work(compute: Gradients, shards: list[Wire], ranks: int) -> None:
         for shard in shards[1:]:
             wire.receive(shard)
         finished = ticket
-
-
-def _bytes(values: torch.Tensor) -> bytes:
-    return bytes(wire.memory(values))
 
 
 def _beat(connection: Wire, lease_s: float) -> None:
