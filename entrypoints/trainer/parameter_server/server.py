@@ -139,7 +139,7 @@ class ServerNews:
 
 
 class ShardServer:
-    """Serves a shard to the workers; with `tickets` also hands out the work. Close it at the end."""
+    """Serves a shard to the workers; of the first shard, also hands out the work. Close it at the end."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class ShardServer:
         secret: str,
         ranks: int,
         lease_s: float,
-        tickets: Tickets | None,
+        tickets: Tickets,
         *,
         skips: bool = False,
     ) -> None:
@@ -161,7 +161,7 @@ class ShardServer:
         self._changed = threading.Condition()
         self._connections: dict[str, list[socket.socket]] = {}
         self._losses: dict[int, float] = {}
-        self._told = tickets.done if tickets else 0
+        self._told = tickets.done
         self.pending = ServerNews()  # to be told; a failure stays
         self._skipped = 0  # gradients in a row that were not finite
         self._most_lead = 0
@@ -173,14 +173,12 @@ class ShardServer:
     def open(self, limit: int) -> None:
         """Hand out tickets up to the limit."""
         with self._changed:
-            assert self._tickets is not None
             self._tickets.limit = limit
             self._changed.notify_all()
 
     def close_early(self, *, must_stop: bool) -> None:
         """End the work at the step whose tickets have been handed out. `must_stop`: do not wait long for a worker."""
         with self._changed:
-            assert self._tickets is not None
             self._tickets.close(least=0 if must_stop else 1)  # a save without a new step would be asked for again
             if must_stop:
                 self._lease_s = min(self._lease_s, _STOPPED_LEASE_S)
@@ -190,7 +188,6 @@ class ShardServer:
         """Return the progress; wait until the tickets below `until` are done, or for a failure, at most `wait_s`."""
         with self._changed:
             tickets = self._tickets
-            assert tickets is not None
 
             def is_due() -> bool:
                 return tickets.is_complete or tickets.done >= until or self.pending.failure is not None
@@ -263,9 +260,8 @@ class ShardServer:
 
     def _watch(self, worker: str, end: Wire, connection: socket.socket) -> None:
         """Count the worker as living until its beats end, or stay out for a lease."""
-        if self._tickets is not None:
-            with self._changed:
-                self._tickets.join(worker)
+        with self._changed:
+            self._tickets.join(worker)
         wire.send(end, WireMessage(MessageKind.BEAT))  # the worker may take tickets from now on
         arrivals = select.poll()
         arrivals.register(connection, select.POLLIN)
@@ -281,8 +277,7 @@ class ShardServer:
             own = self._connections.pop(worker, [])
             if own and not self._is_closed:
                 self.pending.lost.append(worker)
-            if self._tickets is not None:
-                self._tickets.leave(worker)
+            self._tickets.leave(worker)
             for connection in own:
                 _shut(connection)
             self._changed.notify_all()
@@ -328,15 +323,13 @@ class ShardServer:
 
     def _take(self, worker: str, finished: int) -> int:
         """Return the worker's next ticket; wait until there is one. Raises EOFError at the end."""
-        tickets = self._tickets
-        assert tickets is not None
         with self._changed:
             if finished >= 0:
-                tickets.finish(worker, finished)
-                self._most_lead = max(self._most_lead, tickets.lead)
+                self._tickets.finish(worker, finished)
+                self._most_lead = max(self._most_lead, self._tickets.lead)
                 self._changed.notify_all()
             while not self._is_closed:
-                if (ticket := tickets.take(worker)) is not None:
+                if (ticket := self._tickets.take(worker)) is not None:
                     return ticket
                 self._changed.wait()
         raise EOFError("the run has ended")
@@ -348,7 +341,7 @@ class ShardServer:
             if not is_finite and not self._skips:
                 self._fail(f"loss or gradient of a worker is not finite in step {step}", is_sick=True)
                 raise EOFError("the run has failed")
-            if self._tickets is None:
+            if self.shard.number > 0:
                 return True
             is_new = self._tickets.commit(worker, message.ticket)
             if is_new and is_finite:

@@ -208,7 +208,7 @@ class _Rank:
             shard.after_step = follow
         tickets = Tickets(ranks, first, max_lead=wanted.max_lead, is_ordered=wanted.order == "tickets")
         skips = training.on_nan == "skip"
-        return ShardServer(shard, secret, ranks, wanted.lease_s, None if number else tickets, skips=skips)
+        return ShardServer(shard, secret, ranks, wanted.lease_s, tickets, skips=skips)
 
     @torch.no_grad()
     def _gather(self) -> None:
