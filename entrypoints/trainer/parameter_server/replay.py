@@ -66,10 +66,8 @@ def replay(spec: Spec, folder: Path) -> nn.Module:
     module = compute.job.strategy.module
     arrived = dataclasses.replace(spec.training.server, order="arrival")  # the logs have the order
     settings = dataclasses.replace(spec.training, server=arrived)
-    steps = spec.training.max_steps
-    if steps is None:
-        steps = math.ceil((spec.training.epochs or 1) * compute.job.order.length / settings.global_batch_size)
-    compute.max_steps = steps
+    of_epochs = (settings.epochs or 1) * compute.job.order.length / settings.global_batch_size
+    compute.max_steps = steps = settings.max_steps or math.ceil(of_epochs)
     uses = Counter((entry.ticket, entry.versions) for entries in logs for entry in entries if entry.versions[0] >= 0)
     histories = []
     for number, entries in enumerate(logs):
@@ -93,7 +91,8 @@ def _advance(
 
     `uses`: the shards that apply a gradient.
     """
-    history, count = histories[number], 0
+    history = histories[number]
+    before = len(history.left)
     start = sum(other.shard.weights.numel() for other in histories[:number])
     own = slice(start, start + history.shard.weights.numel())
     while history.left:
@@ -116,8 +115,7 @@ def _advance(
                 del computed[key]
         history.left.popleft()
         history.keep()
-        count += 1
-    return count
+    return before - len(history.left)
 
 
 def _compute(entry: UpdateEntry, histories: list[_History], compute: Gradients) -> _Computed:
