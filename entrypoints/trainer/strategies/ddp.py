@@ -100,8 +100,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     settings, module, split, silent = setup.settings, setup.module, setup.split, setup.silent
     # Gradients as views of the buckets save a copy: 16 % of the step of a transformer of 10 M parameters.
     device_ids = [setup.device.index] if setup.device.type == "cuda" else None
-    watched = WatchedForward(module)
-    model = DistributedDataParallel(watched, device_ids=device_ids, gradient_as_bucket_view=True)
+    model = DistributedDataParallel(OneForward(module), device_ids=device_ids, gradient_as_bucket_view=True)
     # With one micro-batch a step, DDP's own broadcast does the work of buffers.py, and faster. Otherwise buffers.py
     # does the work, after DDP's first broadcast, which made the buffers equal.
     is_simple = split.accumulation == 1 and settings.on_nan != "skip"
@@ -129,7 +128,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         setup.of_one_rank(buffers, agree=silent),
         model=model,
         micro_batch=micro_batch,
-        finish=_with_unused(model, watched),
+        finish=_with_unused(model, module),
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
         **kept,
     )
@@ -192,64 +191,47 @@ def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strateg
     )
 
 
-class WatchedForward(OneForward):
-    """Notes whether the last loss depends on a parameter, for DDP: the search takes 1.2 us for an mlp."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        self.reached = [True]  # a list, since a module's own attributes are slow to set
-        self._trained = {p for p in module.parameters() if p.requires_grad}
-
-    def forward(self, run: Callable[[nn.Module], Any]) -> Any:
-        """Return the function's result."""
-        result = run(self.module)
-        self.reached[0] = not isinstance(result, torch.Tensor) or self._is_reached(result)
-        return result
-
-    def _is_reached(self, loss: torch.Tensor) -> bool:
-        nodes, seen = [loss.grad_fn], set[Any]()
-        while nodes:
-            for node, _ in getattr(nodes.pop(), "next_functions", ()):
-                if getattr(node, "variable", None) in self._trained:
-                    return True
-                if node is not None and node not in seen:
-                    seen.add(node)
-                    nodes.append(node)
-        return False
-
-
-def _with_unused(model: DistributedDataParallel, watched: WatchedForward) -> Callable[[], None]:
+def _with_unused(model: DistributedDataParallel, module: nn.Module) -> Callable[[], None]:
     """Return the end of the backward passes: a parameter that this rank has not used gets a gradient, for DDP waits.
 
     This gradient is -0, which changes no sum. If the mean over the ranks is -0 in every element, no rank has used the
     parameter: the gradient is then None, as on one rank. The other ranks wait in their backward pass meanwhile. A step
-    without such parameters costs a look at a flag; DDP's `find_unused_parameters` costs a transfer in every step.
+    without such parameters costs the hook of one parameter; DDP's `find_unused_parameters` costs a transfer in every
+    step.
     """
-    named = [(n, p) for n, p in watched.module.named_parameters() if p.requires_grad]  # in the order of DDP's places
-    sparse = {part.weight for part in watched.modules() if getattr(part, "sparse", False)}
+    named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]  # in the order of DDP's places
+    sparse = {part.weight for part in module.modules() if getattr(part, "sparse", False)}
     untold = [True]
+    # If DDP waits for no parameter, it has seen all or none in the last backward pass: then the first tells of all.
+    seen = set[bool]()  # whether the first had a gradient in passes with (True) and without exchange
+    named[0][1].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        lambda _: seen.add(model.require_backward_grad_sync)
+    )
 
-    def finish() -> None:
-        unused: list[tuple[str, nn.Parameter]] = []
+    def waiting() -> list[tuple[str, nn.Parameter]]:
         try:
             model.reducer._check_reducer_finalized()
-            missing = [] if watched.reached[0] else named  # no hook was called, so DDP does not know that it waits
         except RuntimeError as error:
             if (places := _UNUSED.search(str(error))) is None:
                 raise
             missing = [named[int(place)] for place in places[1].split()]
             if frozen := [name for name, p in missing if not p.requires_grad]:
                 raise TaskError(gradient_refusal(frozen)) from error
-        if missing:
+            return missing
+        return [] if True in seen else named
+
+    def finish() -> None:
+        names = []
+        if missing := waiting():
             unused = [(name, p) for name, p in missing if p.grad is None]  # in no micro-batch of the step
             zeros = [p.detach().mul(0).to_sparse(1) if p in sparse else torch.full_like(p, -0.0) for _, p in missing]
             torch.autograd.backward([p for _, p in missing], zeros)
-        for _, parameter in unused:
-            assert parameter.grad is not None
-            values = parameter.grad.coalesce().values() if parameter in sparse else parameter.grad
-            if bool((values.signbit() & (values == 0)).all()):
-                parameter.grad = None
-        names = [name for name, parameter in unused if parameter.grad is None]
+            for name, parameter in unused:
+                assert parameter.grad is not None
+                values = parameter.grad.coalesce().values() if parameter in sparse else parameter.grad
+                if bool((values.signbit() & (values == 0)).all()):
+                    parameter.grad = None
+                    names.append(name)
         if untold and names and dist.get_rank() == 0:
             print(
                 f"the loss of the first step does not depend on {first_of(names, 4)}: without a gradient they keep "
@@ -257,6 +239,7 @@ def _with_unused(model: DistributedDataParallel, watched: WatchedForward) -> Cal
                 flush=True,
             )
         untold.clear()
+        seen.clear()
 
     return finish
 
