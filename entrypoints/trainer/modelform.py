@@ -1,13 +1,18 @@
-"""The form of the model, on which the optimizer, the ranks' exchange and a resume rely: it stays as at the start.
+"""The model stays as the optimizer, the ranks' exchange and a resume need it: in its form, and alike on all ranks.
 
-Compared after the first step and at every save: names, shapes and types of the saved tensors; the parameters
+Compared after the first step and at every save. The form: names, shapes and types of the saved tensors; the parameters
 themselves, and their memory if a strategy holds shards or rows of it; and which of them need gradients. Parameters
-without gradient may only move from the first step on, since buffers.py watches the first micro-batch alone.
+without gradient may only move from the first step on, since buffers.py watches the first micro-batch alone. The copies:
+no loss shows a difference, and a checkpoint would mix them. The ranks compare hashes of the tensors that several hold:
+all under ddp, the tensors of the same shard under hsdp, and of a split layer the same part's and whole tensors.
 """
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import FormError, TaskError
 from ..format import first_of
+from ..rank import exchange
 from ..rank.exchange import local_part
 from . import data
 from .settings import Spec
@@ -22,6 +28,9 @@ from .strategies.buffers import checksum, gradient_refusal, kinds_of
 from .strategies.fsdp import reshard
 from .strategies.strategy import Strategy
 from .task import Task
+
+if TYPE_CHECKING:
+    from .job import TrainingJob, TrainState
 
 
 class ModelForm:
@@ -31,10 +40,8 @@ class ModelForm:
         """`has_after_step` and `has_optimizer`: of the task, which may then move parameters without gradient."""
         self._module, self._has_after_step = strategy.module, has_after_step
         self.checked_step: int | None = None
-        self._kinds, self._parameters = kinds_of(self._module), _parameters(self._module)
-        self._trained = {name for name, p in self._parameters.items() if p.requires_grad}
+        self._kinds, self._parameters, self._trained = self._found()
         is_split = any(isinstance(p, DTensor) for p in strategy.parameter_names())
-        # The storages too are kept, so that no other gets their address.
         self._memory = {name: _memory(p) for name, p in self._parameters.items() if is_split}
         # Weights that a `train` merges for an evaluation differ by rounding afterwards.
         is_merged = any(type(part).train is not nn.Module.train for part in self._module.modules())
@@ -47,7 +54,7 @@ class ModelForm:
             return
         is_first, self.checked_step = self.checked_step is None, step
         reshard(self._module)
-        kinds, parameters = kinds_of(self._module), _parameters(self._module)
+        kinds, parameters, trained = self._found()
         if other := [name for name in self._kinds | kinds if kinds.get(name) != self._kinds.get(name)]:
             old, new = (of.get(other[0], "absent") for of in (self._kinds, kinds))
             raise TaskError(
@@ -55,15 +62,13 @@ class ModelForm:
                 f"{first_of(other, 4)} ({other[0]} was {old}, and is {new}). Create all parts in model(params) with "
                 "their final shapes and types and fill them in place, or register buffers with persistent=False"
             )
-        moved = [name for name, old in self._memory.items() if _addresses(old) != _addresses(_memory(parameters[name]))]
-        lost = [name for name, p in parameters.items() if name in moved or p is not self._parameters.get(name)]
-        if lost:
+        moved = {name for name, old in self._memory.items() if old != _memory(parameters[name])}
+        if lost := [name for name, p in parameters.items() if name in moved or p is not self._parameters.get(name)]:
             raise TaskError(
                 f"loss, forward or after_step gives {first_of(lost, 4)} new data (`.data =`) or a new nn.Parameter, "
                 "which the optimizer and the checkpoints do not have: write in place, with p.copy_() under "
                 "torch.no_grad(), and do so in after_step(model, step) under fsdp and hsdp"
             )
-        trained = {name for name, p in parameters.items() if p.requires_grad}
         # A loss that leaves parts frozen does so in each step; after_step may do so once.
         is_loss = is_first and trained < self._trained and not self._has_after_step
         if trained != self._trained and not is_loss:
@@ -79,12 +84,13 @@ class ModelForm:
             )
         self._sums = {name: value for name, value in sums.items() if name not in late}
 
+    def _found(self) -> tuple[dict[str, str], dict[str, nn.Parameter], set[str]]:
+        """Return the kinds of the saved tensors, the parameters, and the names of the trained parameters."""
+        parameters = dict(self._module.named_parameters(remove_duplicate=False))
+        return kinds_of(self._module), parameters, {name for name, p in parameters.items() if p.requires_grad}
+
     def _hashed(self, names: Iterable[str]) -> dict[str, int]:
         return {name: checksum(local_part(self._parameters[name])) for name in names}
-
-
-def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    return dict(module.named_parameters(remove_duplicate=False))
 
 
 def _memory(parameter: nn.Parameter) -> list[torch.UntypedStorage]:
@@ -92,8 +98,60 @@ def _memory(parameter: nn.Parameter) -> list[torch.UntypedStorage]:
     return [parameter.untyped_storage(), local_part(parameter).untyped_storage()]
 
 
-def _addresses(storages: list[torch.UntypedStorage]) -> list[int]:
-    return [storage._cdata for storage in storages]
+def compare(job: TrainingJob, progress: TrainState) -> None:
+    """Compare the copies, whose buffers are in step, and the streams. Raises TaskError, on all ranks; all call it."""
+    if job.place.ranks == 1 or progress.compared_step == progress.step:
+        return
+    job.strategy.compare_passes()
+    if isinstance(job.train_data, data.Stream):
+        marks = {f"{at}": mark for at, mark in enumerate(job.train_data.marks.tolist()) if mark}
+        if _unequal(exchange.gather(marks)):
+            raise TaskError(
+                f"the ranks read different streams, as their items up to step {progress.step} show; return the same "
+                "stream on all ranks, not a rank's share: the trainer gives each rank its micro-batches"
+            )
+    if names := differing(job.strategy.module, job.place.holders):
+        equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"
+        plan = "a split layer that needs the kind `sequence` in the tensor plan, " if job.place.tensor > 1 else ""
+        raise TaskError(
+            f"the ranks' copies of the model differ at step {progress.step}{equal}, so a checkpoint would mix them: "
+            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that follows "
+            "this rank's own loss, batch or random numbers, or machines of different kinds. Average such values over "
+            "the ranks (torch.distributed.all_reduce), or seed them alike"
+        )
+    progress.compared_step = progress.step
+
+
+@torch.no_grad()
+def differing(module: nn.Module, holders: range) -> list[str]:
+    """Return the names of the tensors whose copies differ among the ranks of a stage, `holders`. All ranks call it."""
+    own: dict[str, int] = {}  # by piece and name
+    pieces: dict[str, int] = {}
+    for name, tensor in module.state_dict().items():
+        piece = _piece(tensor, holders) if isinstance(tensor, torch.Tensor) else None
+        if piece is not None:
+            value = own[f"{piece}:{name}"] = checksum(local_part(tensor))
+            pieces[piece] = zlib.crc32(value.to_bytes(4, "big"), pieces.get(piece, 0))
+    if not _unequal(exchange.gather(pieces)):
+        return []
+    return list(dict.fromkeys(key.partition(":")[2] for key in _unequal(exchange.gather(own))))
+
+
+def _unequal(listed: list[dict[str, int]]) -> list[str]:
+    """Return the keys with several values."""
+    values: dict[str, int] = {}
+    return list(dict.fromkeys(k for own in listed for k, value in own.items() if values.setdefault(k, value) != value))
+
+
+def _piece(tensor: torch.Tensor, holders: range) -> str | None:
+    """Return the piece of the model that this rank's values are, None if no other rank holds the piece."""
+    if not isinstance(tensor, DTensor):
+        return f"{holders.start}"
+    mesh, at = tensor.device_mesh, tensor.device_mesh.get_coordinate() or ()
+    split = [dim for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
+    if math.prod(mesh.size(dim) for dim in split) == len(holders):
+        return None
+    return " ".join([f"{holders.start}", *(f"{dim}={at[dim]}" for dim in split)])
 
 
 def module_of(spec: Spec, task: Task) -> nn.Module:

@@ -23,8 +23,9 @@ from ..checkpoints.folder import CheckpointError
 from ..checkpoints.saver import Snapshot
 from ..format import quantity
 from ..rank import exchange, heartbeat
-from . import drift, report
+from . import report
 from .job import TrainingJob, TrainState
+from .modelform import compare
 from .own_optimizer import PLAIN, is_name
 
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
@@ -59,7 +60,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
         progress.form.check(progress.step)
     job.strategy.sync_buffers()  # every rank writes a part of the replicated state
     with job.strategy.merged() as own:
-        drift.compare(job, progress)
+        compare(job, progress)
         attributes, trees = job.own.saved(job.strategy.parameter_names()) if job.own is not None else ({}, None)
         job.saver.begin(
             Snapshot(

@@ -26,13 +26,13 @@ from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
 from ..rank import exchange, heartbeat, rehearsal, variables
 from ..rank.agree import NOTHING, Agreed, Agreement
-from . import data, drift, metrics, optim, own_optimizer, report, saving, splits, testing, unsaved
+from . import data, metrics, optim, own_optimizer, report, saving, splits, testing, unsaved
 from .diagnose import diagnose
 from .evaluate import evaluate
 from .generators import reseed
 from .initial import initialize
 from .job import TrainingJob, TrainState, build, connect
-from .modelform import ModelForm
+from .modelform import ModelForm, compare
 from .parameter_server import training as parameter_server
 from .resume import resume
 from .saving import NonFiniteError
@@ -131,7 +131,7 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             # Early, for errors of the task file. The stages of a pipeline meet at saves only.
             if progress.compared_step is None and job.strategy.is_alike() and job.place.pipeline == 1:
                 job.strategy.sync_buffers()
-                drift.compare(job, progress)
+                compare(job, progress)
             is_due = verdict.save or progress.step == progress.last_step or bool(every and progress.step % every == 0)
             # First: an evaluation that fails, hangs or aborts costs no step. A resume from this save evaluates again.
             if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average

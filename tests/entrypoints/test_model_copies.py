@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, drift
+from cloudtrain.entrypoints.trainer import data, modelform
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies.wrap import explained, wrap
 
@@ -275,7 +275,7 @@ def differing() -> list[str]:
         module.register_parameter(name, nn.Parameter(spread))
     module.register_buffer("buffer", torch.tensor(rank))
     module.register_buffer("passing", torch.tensor(rank), persistent=False)
-    return drift.differing(module, range(2))
+    return modelform.differing(module, range(2))
 
 
 def train(idiom: str, virtual: int = 2, **settings: Any) -> tuple[float, float, str]:

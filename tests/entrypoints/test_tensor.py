@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from trainerruns import called, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
-from cloudtrain.entrypoints.trainer import data, drift, optim
+from cloudtrain.entrypoints.trainer import data, modelform, optim
 from cloudtrain.entrypoints.trainer.settings import OptimizerSettings, ParallelSettings, TrainingSettings
 from cloudtrain.entrypoints.trainer.strategies import tensor
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks
@@ -323,7 +323,7 @@ def train(
         "evaluated": scores.double().abs().mean().item(),
         "names": sorted(weights),
         "weights": [weights[name].square().mean().sqrt().item() for name in sorted(weights)],
-        "differing": drift.differing(spread.module, range(dist.get_world_size())),
+        "differing": modelform.differing(spread.module, range(dist.get_world_size())),
     }
 
 

@@ -104,8 +104,7 @@ def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     owned = buffers.places(block)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        before = [getattr(*place).detach().clone() for place in owned]
-        return contextlib.nullcontext(), _set_back(owned, before)
+        return contextlib.nullcontext(), _set_back(owned, buffers.copies(owned))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(forward, **kwargs) if kwargs else forward
@@ -119,14 +118,12 @@ def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def _set_back(owned: list[buffers.Place], before: list[torch.Tensor]) -> Iterator[None]:
     """Lend the block copies of its old buffers: otherwise batch norm would count every batch twice."""
-    now = [getattr(owner, name) for owner, name in owned]
-    for (owner, name), value in zip(owned, before, strict=True):
-        setattr(owner, name, value)
+    now = [getattr(*place) for place in owned]
+    buffers.lend(owned, before)
     try:
         yield
     finally:
-        for (owner, name), tensor in zip(owned, now, strict=True):
-            setattr(owner, name, tensor)
+        buffers.lend(owned, now)
 
 
 def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContextManager[Any]:

@@ -44,19 +44,10 @@ def places(module: nn.Module) -> list[Place]:
     return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
 
 
-def _aligned(module: nn.Module) -> list[Place]:
-    """Return the saved buffers, the widest elements first: each is then aligned to its element size in `pack`."""
-    names = set(module.state_dict(keep_vars=True))
-    saved = [
-        (owner, name)
-        for prefix, owner in module.named_modules()
-        for name, _ in owner.named_buffers(recurse=False)
-        if f"{prefix}.{name}".lstrip(".") in names
-    ]
-    return _widest_first(saved)
-
-
-def _widest_first(found: Iterable[Place]) -> list[Place]:
+def _aligned(module: nn.Module, more: Iterable[Place] = ()) -> list[Place]:
+    """Return the saved buffers, and more, the widest elements first: each is then aligned to its element in `pack`."""
+    saved = set(map(id, module.state_dict(keep_vars=True).values()))
+    found = [*(place for place in places(module) if id(getattr(*place)) in saved), *more]
     return sorted(found, key=lambda place: -int(getattr(*place).element_size()))
 
 
@@ -72,15 +63,12 @@ def keep_frozen(module: nn.Module) -> Kept:
     So a large frozen model with adapters is left out, and parameters without values (memory.py).
     """
     room = max(ROOM_BYTES, 2 * sum(p.nbytes for p in module.parameters() if p.requires_grad))
-    named = [
-        (f"{prefix}.{name}".lstrip("."), (owner, name), local_part(parameter.detach()))
-        for prefix, owner in module.named_modules()
-        for name, parameter in owner.named_parameters(recurse=False)
-        if not parameter.requires_grad and not hasattr(local_part(parameter), "fake_mode")
-    ]
-    named.sort(key=lambda one: one[2].nbytes)
-    sizes = itertools.accumulate(values.nbytes for *_, values in named)
-    return {n: (at, values.clone()) for (n, at, values), size in zip(named, sizes, strict=True) if size <= room}
+    frozen = {n: local_part(p.detach()) for n, p in module.named_parameters() if not p.requires_grad}
+    named = sorted(frozen.items(), key=lambda pair: pair[1].nbytes)
+    named = [(name, values) for name, values in named if not hasattr(values, "fake_mode")]
+    sizes = itertools.accumulate(values.nbytes for _, values in named)
+    at = {name: (module.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in frozen}
+    return {n: (at[n], values.clone()) for (n, values), size in zip(named, sizes, strict=True) if size <= room}
 
 
 def changed(kept: Kept) -> list[str]:
@@ -103,26 +91,38 @@ def checksum(tensor: torch.Tensor) -> int:
 
 def pack(module: nn.Module) -> torch.Tensor:
     """Return all persistent buffers of the module as bytes, uint8."""
-    return _joined(_tensors(_aligned(module))).cpu()
+    return _joined(_aligned(module)).cpu()
 
 
 def unpack(module: nn.Module, packed: torch.Tensor) -> None:
     """Fill the module's persistent buffers with the result of `pack`."""
-    _fill(_tensors(_aligned(module)), packed)
+    _fill(_aligned(module), packed)
+
+
+def lend(found: Iterable[Place], tensors: Iterable[torch.Tensor]) -> None:
+    """Put the tensors in the places."""
+    for (owner, name), tensor in zip(found, tensors, strict=True):
+        setattr(owner, name, tensor)
+
+
+def copies(found: Iterable[Place]) -> list[torch.Tensor]:
+    """Return copies of the tensors in the places."""
+    return [tensor.clone() for tensor in _tensors(found)]
 
 
 def _tensors(found: Iterable[Place]) -> list[torch.Tensor]:
     return [getattr(*place).detach() for place in found]
 
 
-def _joined(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Return the tensors as bytes, uint8."""
-    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
+def _joined(found: Iterable[Place]) -> torch.Tensor:
+    """Return the tensors in the places as bytes, uint8."""
+    parts = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in _tensors(found)]
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
 
 
-def _fill(tensors: list[torch.Tensor], joined: torch.Tensor) -> None:
-    """Fill the tensors with the result of `_joined`."""
+def _fill(found: Iterable[Place], joined: torch.Tensor) -> None:
+    """Fill the tensors in the places with the result of `_joined`."""
+    tensors = _tensors(found)
     for tensor, part in zip(tensors, torch.split(joined, [t.nbytes for t in tensors]), strict=True):
         tensor.copy_(part.view(tensor.dtype).view_as(tensor))
 
@@ -180,7 +180,7 @@ class Buffers:
 
     def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
         """Return the context manager for one micro-batch; an empty context for a model without buffers."""
-        return self._around(virtual, last) if self._places or self._is_new else contextlib.nullcontext()
+        return self._around(virtual, last) if self._places or self._is_new else _AS_IT_IS
 
     def watch(self) -> AbstractContextManager[Any]:
         """Return a context that watches the first micro-batch for tensors that no resume could load, or that move.
@@ -191,8 +191,7 @@ class Buffers:
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
-        self._is_new = False
-        kinds = kinds_of(self._module)
+        self._is_new, kinds = False, kinds_of(self._module)
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
         yield
         for name, kind in kinds_of(self._module).items():
@@ -206,7 +205,7 @@ class Buffers:
         if moved and not is_split:
             self.has_moved = True
             begin = dict(zip(self._places, self._begin, strict=False)) | moved
-            self._places = _widest_first([*self._places, *moved])
+            self._places = _aligned(self._module, moved)
             self._begin = [begin[place] for place in self._places] if self._keeps else []
 
     @torch.no_grad()
@@ -214,10 +213,10 @@ class Buffers:
         """Copy rank 0's values to every rank, in one transfer."""
         if not self._places or self._ranks == 1:
             return
-        sent = _joined(_tensors(self._places))
+        sent = _joined(self._places)
         dist.broadcast(sent, self._source, self._group)
         if not self._is_source:
-            _fill(_tensors(self._places), sent)
+            _fill(self._places, sent)
 
     def undo(self) -> None:
         """Restore the values at the step's start, after a step that stopped between micro-batches or is left out."""
@@ -232,23 +231,19 @@ class Buffers:
             self.sync()
         own = _tensors(self._places)
         if virtual == self._first and self._keeps:
-            self._begin = [tensor.clone() for tensor in own]
+            self._begin = copies(self._places)
         if self._lends:
-            self._lend([tensor.clone() for tensor in own])
+            lend(self._places, copies(self._places))
         with self.watch():
             yield
         if self._accumulation == 1:
             return  # virtual rank 0's values count; the next step overwrites the values of all other ranks
         if virtual == 0:
-            self._end = [tensor.clone() for tensor in _tensors(self._places)]
+            self._end = copies(self._places)
         if self._lends:
-            self._lend(own)
+            lend(self._places, own)
         if last and self._is_source:
             self._write(self._end)
-
-    def _lend(self, tensors: list[torch.Tensor]) -> None:
-        for (owner, name), tensor in zip(self._places, tensors, strict=True):
-            setattr(owner, name, tensor)
 
     @torch.no_grad()
     def _write(self, values: list[torch.Tensor]) -> None:
