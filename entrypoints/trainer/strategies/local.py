@@ -222,41 +222,38 @@ class Rounds:
     @torch.no_grad()
     def _outer_step(self) -> None:
         """Move the anchor against the mean movement d: v = mu v + d; anchor -= lr (d + mu v); w = anchor."""
-        outer, anchors = self._wanted.outer, dict(zip(map(id, self._weights), self._anchor, strict=True))
-        momenta = dict(zip(map(id, self._weights), self._momentum, strict=False))
-
-        def move(weight: torch.Tensor, d: torch.Tensor) -> None:
-            anchor, v = anchors[id(weight)], momenta.get(id(weight))
+        outer, anchors = self._wanted.outer, dict(zip(self._weights, self._anchor, strict=True))
+        momenta = dict(zip(self._weights, self._momentum, strict=False))
+        for weight, d in self._means(self._weights, lambda weight: anchors[weight] - weight):
+            anchor, v = anchors[weight], momenta.get(weight)
             if v is not None:
                 v.mul_(outer.momentum).add_(d)
                 d = d.add(v, alpha=outer.momentum)
             anchor.sub_(outer.lr * d)
             weight.copy_(anchor)
 
-        self._reduce(self._weights, lambda weight: anchors[id(weight)] - weight, move)
-
+    @torch.no_grad()
     def _average(self, tensors: Sequence[torch.Tensor], group: dist.ProcessGroup | None = None) -> None:
         """Replace the tensors by their means over the ranks, in place."""
-        self._reduce(tensors, lambda tensor: tensor, lambda tensor, mean: tensor.copy_(mean), group)
+        for tensor, mean in self._means(tensors, lambda tensor: tensor, group):
+            tensor.copy_(mean)
 
-    @torch.no_grad()
-    def _reduce(
+    def _means(
         self,
         tensors: Sequence[torch.Tensor],
         term: Callable[[torch.Tensor], torch.Tensor],
-        use: Callable[[torch.Tensor, torch.Tensor], Any],
         group: dist.ProcessGroup | None = None,
-    ) -> None:
-        """Call `use` for each tensor with the mean of `term` over the ranks; the extra memory is a bucket's."""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield each tensor with the mean of its `term` over the ranks; the extra memory is a bucket's."""
         ranks = dist.get_world_size(group)
         for bucket in buckets(tensors):
             flat = torch.cat([term(tensor).reshape(-1) for tensor in bucket])
             flat = flat.float() if flat.element_size() < 4 else flat  # a sum in half precision would lose digits
             dist.all_reduce(flat, group=group)
             flat /= ranks
-            for tensor, mean in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
-                use(tensor, mean.view(tensor.shape))
             self._sent_bytes += 2 * (ranks - 1) / ranks * flat.nbytes  # by a ring, as ddp counts
+            for tensor, mean in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
+                yield tensor, mean.view(tensor.shape)
 
     @torch.no_grad()
     def _set_anchor(self) -> None:

@@ -30,6 +30,8 @@ _DOUBLING_RANKS = 4
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Node = TypeVar("Node")
+# This rank's partner at each level, as a group of two; None: all ranks, for a job of two ranks.
+Ladder = list[dist.ProcessGroup | None]
 
 
 class PartialSums(Generic[Node]):
@@ -45,8 +47,7 @@ class PartialSums(Generic[Node]):
 
     def push(self, leaf: Node) -> list[Node]:
         """Add the waiting siblings of the next leaf to the leaf. Return the added siblings, which are free now."""
-        freed = []
-        level = self._leaves
+        freed, level = [], self._leaves
         while level & 1:
             freed.append(self._waiting.pop())
             self._add(leaf, freed[-1])
@@ -61,39 +62,30 @@ class PartialSums(Generic[Node]):
         self._waiting.clear()
 
 
-@dataclass(frozen=True)
-class Ladder:
-    """This rank's partners: the group of two at each level, and the number of ranks."""
-
-    rank: int
-    ranks: int
-    pairs: list[dist.ProcessGroup | None]  # None means all ranks, for a job of two ranks
-
-
 def ladder() -> Ladder:
     """Return the partners among all ranks; the number of ranks is a power of two. Collective."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    levels = ranks.bit_length() - 1
     if ranks == 2:
-        return Ladder(rank, ranks, [None])
-    pairs = [sorted((rank, rank ^ 1 << level)) for level in range(levels)]
-    return Ladder(rank, ranks, [dist.new_group(pair, use_local_synchronization=True) for pair in pairs])
+        return [None]
+    pairs = [sorted((rank, rank ^ 1 << level)) for level in range(ranks.bit_length() - 1)]
+    return [dist.new_group(pair, use_local_synchronization=True) for pair in pairs]
 
 
-def sum_transfers(flat: torch.Tensor, ranks: Ladder) -> Iterator[dist.Work]:
+def sum_transfers(flat: torch.Tensor, pairs: Ladder) -> Iterator[dist.Work]:
     """Sum the tensor over all ranks in place; yield each transfer once begun; the caller waits, then asks for the next.
 
     The number of elements is a multiple of the number of ranks. With few ranks every level sends the whole tensor. With
     many ranks each level halves a rank's part, so a rank sends as much as in a ring: 2 (W - 1) / W times the tensor,
     not log2(W) times.
     """
-    if ranks.ranks <= _DOUBLING_RANKS:
-        for pair in ranks.pairs:
+    ranks = 1 << len(pairs)
+    if ranks <= _DOUBLING_RANKS:
+        for pair in pairs:
             yield _begun(dist.all_reduce(flat, group=pair, async_op=True))
         return
     rest = flat
-    for level, pair in enumerate(ranks.pairs):
-        rest, work = _halve(rest, ranks.ranks >> level, pair)
+    for level, pair in enumerate(pairs):
+        rest, work = _halve(rest, ranks >> level, pair)
         yield work
     yield _begun(all_gather(flat, rest, async_op=True))
 
@@ -114,19 +106,19 @@ class TreeReduceScatter(Allocated):
     matter.
     """
 
-    def __init__(self, ranks: Ladder, width: int) -> None:
-        self._ranks = ranks
-        self._levels = width.bit_length() - 1
-        self._is_first_copy = ranks.rank < width
+    def __init__(self, pairs: Ladder, width: int) -> None:
+        levels = width.bit_length() - 1
+        self._inside, self._over_copies = pairs[:levels], pairs[levels:]
+        self._is_first_copy = dist.get_rank() < width
 
     def __call__(self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *_: Any, **__: Any) -> None:
         """Write this rank's part of the sum over all ranks to the output."""
         rest = input_tensor
-        for level, pair in enumerate(self._ranks.pairs[: self._levels]):
+        for level, pair in enumerate(self._inside):
             rest, work = _halve(rest, group.size() >> level, pair)
             work.wait()
         output_tensor.copy_(rest)
-        for pair in self._ranks.pairs[self._levels :]:
+        for pair in self._over_copies:
             dist.all_reduce(output_tensor, group=pair)
         if not self._is_first_copy:
             output_tensor.zero_()
@@ -156,18 +148,18 @@ class TreeGradients:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], silent: bool) -> None:
-        self._ranks = Ladder(0, 1, []) if silent else ladder()
+        self._pairs = [] if silent else ladder()
         # The last first: about the order in which gradients arrive.
         cut = buckets(reversed(parameters), _FIRST_BUCKET_BYTES)
-        self._buckets = [_Bucket(part, self._ranks.ranks) for part in cut]
+        self._buckets = [_Bucket(part, 1 << len(self._pairs)) for part in cut]
         self._is_last = False
         self._sent = 0  # number of buckets sent, in order: all ranks must send in the same order
         self._under_way: list[tuple[Iterator[dist.Work], dist.Work]] = []
         device = parameters[0].device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         for bucket in self._buckets:
+            arrived = functools.partial(self._arrived, bucket)
             for parameter in bucket.parameters:
-                arrived = functools.partial(self._arrived, bucket)
                 parameter.register_post_accumulate_grad_hook(arrived)  # type: ignore[no-untyped-call]
 
     def begin(self, is_last: bool) -> None:
@@ -206,7 +198,7 @@ class TreeGradients:
         while self._sent < len(self._buckets) and (every or not self._buckets[self._sent].missing):
             flat = self._buckets[self._sent].push()
             self._sent += 1
-            transfers = sum_transfers(flat, self._ranks)
+            transfers = sum_transfers(flat, self._pairs)
             if self._stream is None:
                 self._go_on(transfers)
                 continue
@@ -217,8 +209,7 @@ class TreeGradients:
                     work.wait()
 
     def _go_on(self, transfers: Iterator[dist.Work]) -> None:
-        work = next(transfers, None)
-        if work is not None:
+        if (work := next(transfers, None)) is not None:
             self._under_way.append((transfers, work))
 
 
