@@ -196,25 +196,23 @@ def _shard(
 
 def _refuse_changes(unit: nn.Module, prefix: str) -> None:
     """Raise TaskError if the unit's first forward pass writes to parameters, whose gathered copies fsdp drops."""
-    kept: dict[str, tuple[Any, ...]] = {}
+    kept: dict[str, tuple[bool, Any]] = {}
 
-    def gathered() -> dict[str, tuple[Any, ...]]:
+    def gathered() -> dict[str, tuple[bool, Any]]:
+        """Return, by name, whether a gathered parameter needs a gradient, and what shows a change."""
         found = {} if dist.get_backend() == "fake" else dict(unit.named_parameters(prefix))
         return {
-            name.removeprefix("module."): (id(p), p._version, p.untyped_storage()._cdata, checksum(p), p.requires_grad)
+            name.removeprefix("module."): (p.requires_grad, (id(p), p._version, p.untyped_storage(), checksum(p)))
             for name, p in found.items()
             if not isinstance(p, DTensor)
         }
-
-    def before(*_: Any) -> None:
-        kept.update(gathered())
 
     def after(*_: Any) -> None:
         for handle in handles:
             handle.remove()
         now = gathered()
-        names = [name for name, seen in kept.items() if now.get(name, seen)[:-1] != seen[:-1]]
-        if frozen := [name for name in names if not kept[name][-1]]:
+        names = [name for name, seen in kept.items() if now.get(name, seen)[1] != seen[1]]
+        if frozen := [name for name in names if not kept[name][0]]:
             raise TaskError(refusal(frozen))
         if names:
             raise TaskError(
@@ -223,7 +221,8 @@ def _refuse_changes(unit: nn.Module, prefix: str) -> None:
             )
         kept.clear()
 
-    handles = [unit.register_forward_pre_hook(before), unit.register_forward_hook(after)]
+    before = unit.register_forward_pre_hook(lambda *_: kept.update(gathered()))
+    handles = [before, unit.register_forward_hook(after)]
 
 
 def _compute_in(low: torch.dtype, module: nn.Module, device_type: str) -> None:

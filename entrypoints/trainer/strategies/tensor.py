@@ -161,8 +161,7 @@ def _faults(module: nn.Module, plan: Plan, ranks: int) -> Iterator[str]:
     opaque = [name for name, part in parts.items() if isinstance(part, nn.MultiheadAttention)]
     tied = _tied(module)
     for name, kind in plan.items():
-        part = parts[name]
-        wanted = nn.Embedding if kind == "embedding" else nn.Linear
+        part, wanted = parts[name], nn.Embedding if kind == "embedding" else nn.Linear
         if kind == "sequence":
             continue
         if any(name == inner or name.startswith(f"{inner}.") for inner in opaque):
@@ -171,8 +170,7 @@ def _faults(module: nn.Module, plan: Plan, ranks: int) -> Iterator[str]:
                 "use separate Linears for q, k, v and the output, or leave it whole"
             )
         elif not isinstance(part, wanted):
-            kinds = "Embedding" if kind == "embedding" else "Linear"
-            yield f"{name} is a {type(part).__name__}, and the kind {kind} is for nn.{kinds}: leave it whole"
+            yield f"{name} is a {type(part).__name__}, and the kind {kind} is for nn.{wanted.__name__}: leave it whole"
         elif name in tied:
             yield (
                 f"the weight of {name} is also the weight of another module, and a split would untie them: leave "
@@ -217,23 +215,19 @@ def split(module: nn.Module, plan: Plan, mesh: DeviceMesh, units: Iterable[nn.Mo
                     made[parameter] = nn.Parameter(spread, requires_grad=parameter.requires_grad)
                 part.register_parameter(name, made[parameter])
                 whole.append((part, name))
-    inner = [unit for unit in units if unit is not module]
-    owned = {part for unit in inner for part in unit.modules()}
-    for unit in inner:
-        below = set(unit.modules()) - {
-            part for other in inner if other in set(unit.modules()) - {unit} for part in other.modules()
-        }
-        _with_plain_parameters(unit, [place for place in whole if place[0] in below], partial)
-    _with_plain_parameters(module, [place for place in whole if place[0] not in owned], partial)
+    unit_of: dict[nn.Module, nn.Module] = {}  # the innermost
+    alone = {module, *units}
+    for unit in (part for part in module.modules() if part in alone):  # outer before inner
+        unit_of |= dict.fromkeys(unit.modules(), unit)
+    for unit in set(unit_of.values()):
+        _with_plain_parameters(unit, [place for place in whole if unit_of[place[0]] is unit], partial)
 
 
 def _style(kind: str, sequence: bool) -> ParallelStyle:
     between: Placement = _SEQUENCE if sequence else Replicate()
     if kind in ("column", "head"):
         return ColwiseParallel(input_layouts=between, output_layouts=Replicate() if kind == "head" else None)
-    if kind == "row":
-        return RowwiseParallel(output_layouts=between)
-    return RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+    return RowwiseParallel(input_layouts=Replicate() if kind == "embedding" else None, output_layouts=between)
 
 
 def _share_inputs(module: nn.Module, plan: Plan, mesh: DeviceMesh, layout: Placement) -> None:
