@@ -23,7 +23,7 @@ from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, modelform
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
-from cloudtrain.entrypoints.trainer.strategies.wrap import explained, wrap
+from cloudtrain.entrypoints.trainer.strategies.wrap import explaining, wrap
 
 MICRO, STEPS = 2, 4
 
@@ -336,7 +336,8 @@ def on_rank(what: str = "idioms") -> Any:
     module, settings = Encoder(), TrainingSettings(1, max_steps=1, strategy="fsdp")
     spread = wrap(settings, module, torch.device("cpu"), data.Split(2, 1, dist.get_world_size(), 1))
     try:
-        spread.model(lambda model: model.layers[0][0](torch.zeros(2, 12)))
-    except RuntimeError as error:
-        found["refused"] = explained(error, settings, module)
+        with explaining("loss", settings, module):
+            spread.model(lambda model: model.layers[0][0](torch.zeros(2, 12)))
+    except TaskError as error:
+        found["refused"] = str(error)
     return found

@@ -94,31 +94,27 @@ def wrap(
 
 @contextlib.contextmanager
 def explaining(function: str, settings: TrainingSettings, module: nn.Module) -> Iterator[None]:
-    """Raise TaskError in place of an error of the task's function that `explained` knows."""
+    """Raise TaskError, with a cure, in place of an error from the way in which the task's function uses the module."""
     try:
         yield
-    except (AttributeError, RuntimeError) as error:
-        if (why := explained(error, settings, module, function)) is not None:
-            raise TaskError(why) from error
-        raise
-
-
-def explained(error: Exception, settings: TrainingSettings, module: nn.Module, function: str = "loss") -> str | None:
-    """Return why the task's function could not use the module, and what to change; None for an unrelated error."""
-    if isinstance(error, AttributeError):
+    except AttributeError as error:
         if error.name != "module" or error.obj is not module:
-            return None
-        return f"{function} reads model.module, but under every strategy `model` is your own module: use `model` itself"
-    if settings.parallel.tensor > 1:
-        return tensor.explained(error)
-    blocks = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
-    if not blocks or "mixed torch.Tensor and DTensor" not in str(error):
-        return None
-    return (
-        f"{function} uses weights or parts of a block of {settings.strategy} outside the block's own forward pass, "
-        f"where a rank holds only a shard of them: call the block itself, or leave it out of blocks(model). "
-        f"The blocks are {first_of(blocks, 4)}"
-    )
+            raise
+        raise TaskError(
+            f"{function} reads model.module, but under every strategy `model` is your own module: use `model` itself"
+        ) from error
+    except RuntimeError as error:
+        blocks = [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+        why = tensor.explained(error) if settings.parallel.tensor > 1 else None
+        if settings.parallel.tensor == 1 and blocks and "mixed torch.Tensor and DTensor" in str(error):
+            why = (
+                f"{function} uses weights or parts of a block of {settings.strategy} outside the block's own forward "
+                f"pass, where a rank holds only a shard of them: call the block itself, or leave it out of "
+                f"blocks(model). The blocks are {first_of(blocks, 4)}"
+            )
+        if why is None:
+            raise
+        raise TaskError(why) from error
 
 
 class SparseCalls(TorchFunctionMode):
