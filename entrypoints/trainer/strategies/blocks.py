@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from ...errors import TaskError
 from ...rank.exchange import local_part
 from ..settings import TrainingSettings
-from . import buffers
 from .strategy import Blocks
 
 _WITHOUT_FORWARD = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
@@ -101,29 +101,21 @@ def prepare(settings: TrainingSettings, module: nn.Module, blocks: list[nn.Modul
 
 def _again(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward pass that keeps no activations; the recomputation begins with the same buffers."""
-    owned = buffers.places(block)
+    has_buffers = any(True for _ in block.buffers())
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return contextlib.nullcontext(), _set_back(owned, buffers.copies(owned))
+        named = block.named_buffers(remove_duplicate=False)
+        before = {name: buffer.detach().clone() for name, buffer in named}
+        # Copies of the old buffers: otherwise batch norm would count every batch twice.
+        return contextlib.nullcontext(), _reparametrize_module(block, before, stack_weights=True)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = functools.partial(forward, **kwargs) if kwargs else forward
         if not torch.is_grad_enabled():
             return bound(*args)
-        return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts if owned else noop_context_fn)
+        return checkpoint(bound, *args, use_reentrant=False, context_fn=contexts if has_buffers else noop_context_fn)
 
     return call
-
-
-@contextlib.contextmanager
-def _set_back(owned: list[buffers.Place], before: list[torch.Tensor]) -> Iterator[None]:
-    """Lend the block copies of its old buffers: otherwise batch norm would count every batch twice."""
-    now = [getattr(*place) for place in owned]
-    buffers.lend(owned, before)
-    try:
-        yield
-    finally:
-        buffers.lend(owned, now)
 
 
 def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -26,6 +26,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hoo
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import TaskError
 from ...format import first_of
@@ -57,7 +58,6 @@ from .tensor import sum_partial_gradients
 # torch's account of the parameters, by their places among the trained, that a rank still waits for.
 _UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 _MIN_GAIN = 2  # two thin matrices replace a matrix if they have at most half its size
-Shards = Mapping[nn.Parameter, nn.Parameter]  # a DTensor for each trainable parameter, in the same memory
 
 
 def ddp(setup: Setup) -> Strategy:
@@ -67,14 +67,7 @@ def ddp(setup: Setup) -> Strategy:
     if settings.compile or settings.activation_checkpointing:
         blocks_of.prepare(settings, setup.module, blocks_of.find(settings, setup.module, setup.blocks), whole=True)
     data_rank = dist.get_rank() if mesh is None else mesh.get_local_rank("replicate")
-    buffers = Buffers(
-        setup.module,
-        split,
-        data_rank * split.accumulation,
-        setup.silent,
-        keeps=settings.on_nan == "skip",
-        stages=settings.parallel.pipeline,
-    )
+    buffers = setup.buffers(data_rank * split.accumulation)
     if mesh is not None:
         return _of_split_model(setup, buffers, mesh)
     if settings.reproducible == "strict":
@@ -92,7 +85,7 @@ def copies(setup: Setup) -> Strategy:
     """Return the module on every rank, for strategy async: the ranks save and evaluate, and its workers train."""
     setup = replace(setup, module=setup.module.to(setup.device))
     share_weights(setup.module.parameters(), setup.device)
-    strategy = setup.of_one_rank(Buffers(setup.module, setup.split, 0, setup.silent))
+    strategy = setup.of_one_rank(setup.buffers(0))
     return replace(strategy, has_servers=True)
 
 
@@ -122,7 +115,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         if model.broadcast_buffers is not (is_ddps and not silent):  # a module's attribute is slow to set
             model.broadcast_buffers = is_ddps and not silent
         around = buffers.watch() if is_ddps else buffers.micro_batch(virtual, last)
-        return around if last else _both(around, model.no_sync())
+        return around if last else both(around, model.no_sync())
 
     return replace(
         setup.of_one_rank(buffers, agree=silent),
@@ -135,7 +128,8 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
 
 
 @contextlib.contextmanager
-def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+def both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    """Enter the two contexts."""
     with one, other:
         yield
 
@@ -347,7 +341,10 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
     """
     mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("shard",))
     trained = [p for p in strategy.module.parameters() if p.requires_grad]
+    # A DTensor for each trainable parameter, in the same memory.
     shards = {parameter: nn.Parameter(_rows(parameter.detach(), mesh)) for parameter in trained}
+    named = strategy.module.named_parameters(remove_duplicate=False)
+    places = {name: shards[parameter] for name, parameter in named if parameter in shards}
     groups = buckets(trained)
     rows_bytes = 0.0 if silent else (mesh.size() - 1) / mesh.size() * sum(p.nbytes for p in trained)  # of an update
     whole: list[torch.Tensor] = []  # the step's gradients
@@ -381,7 +378,7 @@ def shard_optimizer(settings: TrainingSettings, strategy: Strategy, device: torc
         clip=clip,
         scale=lambda factor: scale_gradients(whole, factor),  # the shards' gradients are views of these
         finite_gradients=lambda: finite_gradients(own, agree=True),
-        optimized=lambda: _swapped(strategy.module, shards),
+        optimized=lambda: _reparametrize_module(strategy.module, dict(places), stack_weights=True),
         shard=mesh.get_local_rank(),
         share_update=share_update,
         figures=lambda: {name: value + rows_bytes for name, value in strategy.figures().items()},
@@ -413,21 +410,3 @@ def _exchange(parameters: list[nn.Parameter], mesh: DeviceMesh) -> None:
         all_gather(moved.view(-1), sent, group=group)
     for parameter, parts in zip(parameters, torch.split(moved, sizes, dim=1), strict=True):
         parameter.copy_(parts.reshape(-1)[: parameter.numel()].view(parameter.shape))
-
-
-@contextlib.contextmanager
-def _swapped(module: nn.Module, shards: Shards) -> Iterator[None]:
-    """Give the module the optimizer's parameters in place of its own."""
-    places: list[tuple[dict[str, Any], str, nn.Parameter]] = [
-        (part._parameters, name, parameter)
-        for part in module.modules()
-        for name, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
-        if parameter in shards
-    ]
-    for owner, name, parameter in places:
-        owner[name] = shards[parameter]
-    try:
-        yield
-    finally:
-        for owner, name, parameter in places:
-            owner[name] = parameter

@@ -87,7 +87,7 @@ def sharded(setup: Setup) -> Strategy:
     _shard(settings, root, module, blocks, mesh[names])
     strict = settings.reproducible == "strict"
     first = data_rank * (1 if strict else split.accumulation)
-    buffers = Buffers(module, split, first, setup.silent, keeps=settings.on_nan == "skip", stages=stages)
+    buffers = setup.buffers(first)
     buffers.sync()
     is_over_tree = strict and split.ranks > 1 and not setup.silent
     comm = TreeReduceScatter(ladder(), mesh["shard"].size()) if is_over_tree else None

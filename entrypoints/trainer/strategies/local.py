@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...rank import exchange
 from ..settings import LocalSettings
 from .buffers import Buffers, neighbours
-from .ddp import ddp
+from .ddp import both, ddp
 from .facts import together
 from .strategy import Setup, State, Strategy, buckets, share_weights
 
@@ -45,12 +45,17 @@ def local(setup: Setup) -> Strategy:
         # The blocks are prepared now, and the module is on the device.
         plain = replace(as_ddp, compile=False, activation_checkpointing=False)
         alone = ddp(replace(setup, settings=plain, split=replace(split, ranks=1), blocks=None))
-        own = alone.micro_batch
-        alone = replace(alone, micro_batch=lambda virtual, last: _unsynced(synced.model, own(virtual, last)))
+        own, model = alone.micro_batch, cast(DistributedDataParallel, synced.model)
+
+        def unsynced(virtual: int, last: bool) -> AbstractContextManager[Any]:
+            model.broadcast_buffers = False
+            return both(own(virtual, last), model.no_sync())
+
+        alone = replace(alone, micro_batch=unsynced)
     else:
         synced = alone = ddp(replace(setup, settings=as_ddp, split=replace(split, ranks=1)))
         share_weights(module.parameters(), setup.device)
-    buffers = Buffers(module, split, dist.get_rank() * split.accumulation, silent)
+    buffers = setup.buffers(dist.get_rank() * split.accumulation)
     buffers.sync()
     has_groups = wanted.group_period is not None and not silent  # this instance's ranks average more often
     group = neighbours(int(os.environ.get("LOCAL_WORLD_SIZE") or 1)) if has_groups else None
@@ -76,15 +81,6 @@ def local(setup: Setup) -> Strategy:
         shared_state=rounds.shared_state,
         load_shared_state=rounds.load_shared_state,
     )
-
-
-@contextlib.contextmanager
-def _unsynced(model: Any, own: AbstractContextManager[Any]) -> Iterator[None]:
-    """Keep DistributedDataParallel, the model of the first steps, from sending gradients and buffers."""
-    assert isinstance(model, DistributedDataParallel)
-    model.broadcast_buffers = False
-    with own, model.no_sync():
-        yield
 
 
 def outer_copies(wanted: LocalSettings, parameters: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:

@@ -149,6 +149,11 @@ class Setup:
         """The parameters that need gradients."""
         return [p for p in self.module.parameters() if p.requires_grad]
 
+    def buffers(self, first: int) -> Buffers:
+        """Return the module's buffers, for a rank that begins with virtual rank `first`."""
+        keeps, stages = self.settings.on_nan == "skip", self.settings.parallel.pipeline
+        return Buffers(self.module, self.split, first, self.silent, keeps=keeps, stages=stages)
+
     def of_one_rank(self, buffers: Buffers, *, agree: bool = False) -> Strategy:
         """Return the strategy of the unchanged module on a single rank; `agree`: ranks have different gradients."""
         parameters = self.trained
@@ -197,22 +202,14 @@ def layout(parameter: torch.Tensor) -> tuple[torch.Size, tuple[int, ...]]:
     return parameter.shape, torch.empty_like(parameter, device="meta").stride()
 
 
-def buckets(parameters: Iterable[Tensor], first_bytes: int = _BUCKET_BYTES) -> list[list[Tensor]]:
+def buckets(tensors: Sequence[Tensor], first_bytes: int = _BUCKET_BYTES) -> list[list[Tensor]]:
     """Return the tensors in groups of one type and device, each sent at once: about _BUCKET_BYTES of this rank's.
 
     The first group has about `first_bytes`.
     """
-    filled: list[list[Tensor]] = []
-    sizes: dict[Any, int] = {}  # of the open bucket of each type
-    opened: dict[Any, list[Tensor]] = {}
-    for parameter in parameters:
-        kind = (parameter.dtype, parameter.device)
-        if sizes.get(kind, _BUCKET_BYTES) >= _BUCKET_BYTES:
-            opened[kind], sizes[kind] = [], 0 if filled else _BUCKET_BYTES - first_bytes
-            filled.append(opened[kind])
-        opened[kind].append(parameter)
-        sizes[kind] += local_part(parameter).nbytes
-    return filled
+    parts, limits = [local_part(tensor) for tensor in tensors], [first_bytes, _BUCKET_BYTES]
+    groups = dist._compute_bucket_assignment_by_size(parts, limits)[0] if parts else []  # type: ignore[attr-defined]
+    return [[tensors[number] for number in group] for group in groups]
 
 
 def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:

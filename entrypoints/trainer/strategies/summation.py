@@ -150,7 +150,7 @@ class TreeGradients:
     def __init__(self, parameters: Sequence[nn.Parameter], silent: bool) -> None:
         self._pairs = [] if silent else ladder()
         # The last first: about the order in which gradients arrive.
-        cut = buckets(reversed(parameters), _FIRST_BUCKET_BYTES)
+        cut = buckets(parameters[::-1], _FIRST_BUCKET_BYTES)
         self._buckets = [_Bucket(part, 1 << len(self._pairs)) for part in cut]
         self._is_last = False
         self._sent = 0  # number of buckets sent, in order: all ranks must send in the same order
