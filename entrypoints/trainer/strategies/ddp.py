@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
@@ -52,7 +53,7 @@ from .strategy import (
     share_weights,
     sparse_layers,
 )
-from .summation import TreeGradients
+from .summation import TreeGradients, begun
 from .tensor import sum_partial_gradients
 
 # torch's account of the parameters, by their places among the trained, that a rank still waits for.
@@ -106,7 +107,8 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         model.register_comm_hook(None, lambda state, bucket: keeper.reduce(bucket))
         sent_bytes, kept = keeper.summed_bytes, {"rank_state": keeper.state, "load_rank_state": keeper.load}
     elif low is not None:
-        model.register_comm_hook(None, lambda state, bucket: _cast(bucket, low))
+        hook = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}[low]
+        model.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # by its name DDP asks for NCCL
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * sent_bytes  # what a ring sends: Patarasuk and Yuan 2009
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
@@ -238,15 +240,6 @@ def _with_unused(model: DistributedDataParallel, module: nn.Module) -> Callable[
     return finish
 
 
-def _cast(bucket: Any, dtype: torch.dtype) -> Any:
-    """Sum in half the bytes. torch's own hook for bf16 needs NCCL."""
-    buffer = bucket.buffer()
-    small = buffer.to(dtype).div_(dist.get_world_size())
-    work = dist.all_reduce(small, async_op=True)
-    assert work is not None
-    return work.get_future().then(lambda done: buffer.copy_(done.value()[0]))
-
-
 class PowerSGD:
     """Each gradient matrix M (n, m) as P Q^T, P (n, r), Q (m, r). Source: Vogels et al. 2019, algorithms 1 and 2."""
 
@@ -288,8 +281,7 @@ class PowerSGD:
             matrix.add_(self._errors[name])
             self._errors[name].copy_(matrix)
         ps = [matrix @ self._qs[name] for name, matrix in matrices.items()]
-        work = dist.all_reduce(torch.cat([t.flatten() for t in (*ps, *others)]), async_op=True)
-        assert work is not None
+        work = begun(dist.all_reduce(torch.cat([t.flatten() for t in (*ps, *others)]), async_op=True))
         future, result = work.get_future(), bucket.buffer()
         if result.device.type == "cpu":
             # gloo would run the callback on a thread of its own, and the callback's transfer could overtake the next

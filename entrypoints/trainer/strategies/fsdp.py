@@ -9,9 +9,10 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,6 @@ from torch.utils._pytree import tree_map_only
 
 from ...errors import TaskError
 from ...format import first_of
-from .. import data
 from ..settings import TrainingSettings
 from . import blocks as blocks_of
 from .buffers import Buffers, checksum, refusal
@@ -75,9 +75,7 @@ def sharded(setup: Setup) -> Strategy:
     if mesh is None:
         share_weights(module.parameters(), setup.device)
         mesh = data_mesh(settings, setup.device, split.ranks)
-        data_rank = dist.get_rank()
-    else:
-        data_rank = dist.get_rank() // settings.parallel.tensor % split.ranks
+    data_rank = dist.get_rank() // settings.parallel.tensor % split.ranks
     names = tuple(name for name in mesh.mesh_dim_names or () if name in ("replicate", "shard"))
     if setup.silent:  # without the other dimension the copies are not summed
         names = ("shard",)
@@ -101,9 +99,13 @@ def sharded(setup: Setup) -> Strategy:
             part.set_force_sum_reduction_for_comms(True)
     parameters = setup.trained  # the shards: see _shard
     clips = clip_whole if strict else clip if settings.parallel.ranks == 1 else clip_split
-    around = partial(_standard, root, split, buffers)
-    if strict:
-        around = partial(_strict, parameters, PartialSums(_add), buffers)
+    strictly = partial(_strict, parameters, PartialSums(_add), buffers)
+
+    def around(virtual: int, last: bool) -> AbstractContextManager[Any]:
+        if split.accumulation > 1:  # until the step's last micro-batch the gradients stay on their rank, unsharded
+            cast(FSDPModule, root).set_requires_gradient_sync(last)
+        return buffers.micro_batch(virtual, last)
+
     return replace(
         _watched(setup, setup.of_one_rank(buffers, agree=True), root, mesh["shard"]),
         model=root,
@@ -111,7 +113,7 @@ def sharded(setup: Setup) -> Strategy:
         shard=mesh["shard"].get_local_rank(),
         divisor=split.virtual if strict else split.accumulation,
         strided=strict,
-        micro_batch=around if stages == 1 else buffers.micro_batch,
+        micro_batch=buffers.micro_batch if stages > 1 else strictly if strict else around,
         # Inside the module's forward pass, or a stage's, the policy of _shard sets the precision.
         autocast=autocaster(settings.precision, setup.device) if stages == 1 else contextlib.nullcontext,
         clip=lambda max_norm: clips(parameters, max_norm),
@@ -252,16 +254,6 @@ def reshard(module: nn.Module) -> None:
 
 def _sharded_parts(module: nn.Module) -> list[FSDPModule]:
     return [part for part in module.modules() if isinstance(part, FSDPModule)]
-
-
-@contextlib.contextmanager
-def _standard(module: nn.Module, split: data.Split, buffers: Buffers, virtual: int, last: bool) -> Iterator[None]:
-    """Wrap a micro-batch whose gradients stay on their rank, unsharded, until the step's last micro-batch."""
-    assert isinstance(module, FSDPModule)
-    with buffers.micro_batch(virtual, last):
-        if split.accumulation > 1:
-            module.set_requires_gradient_sync(last)
-        yield
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from ...errors import TaskError
 from .cut import Output
+from .summation import begun
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _MOST_DIMS = 8
@@ -75,7 +76,7 @@ class Links:
     def expect(self, traced: Output) -> None:
         """Begin to receive an activation of the previous stage; another shape than the traced is possible."""
         packet = torch.empty(self._head_bytes + self._inline_bytes(traced), dtype=torch.uint8)
-        self._activations.append((self._posted(packet, self._previous, self._from_previous), packet))
+        self._activations.append((begun(dist.irecv(packet, self._previous, self._from_previous)), packet))
 
     def take(self) -> Activation:
         """Return the expected activation."""
@@ -88,7 +89,7 @@ class Links:
             received = inline.view(dtype).view(shape)
         else:
             received = torch.empty(shape, dtype=dtype, device=self._device)
-            self._wait(self._posted(received, self._previous, self._from_previous, _VALUES), received)
+            self._wait(begun(dist.irecv(received, self._previous, self._from_previous, _VALUES)), received)
         return Activation(received.requires_grad_(torch.is_grad_enabled()), packet[_SIZES : self._head_bytes])
 
     def give(self, output: torch.Tensor, traced: Output) -> None:
@@ -105,7 +106,7 @@ class Links:
     def expect_gradient(self, output: torch.Tensor) -> None:
         """Begin to receive the gradient of an activation that the next stage got."""
         gradient = torch.empty(output.shape, dtype=output.dtype, device=output.device)  # contiguous
-        self._gradients.append((self._posted(gradient, self._next, self._from_next), gradient))
+        self._gradients.append((begun(dist.irecv(gradient, self._next, self._from_next)), gradient))
 
     def take_gradient(self) -> torch.Tensor:
         """Return the expected gradient."""
@@ -137,11 +138,6 @@ class Links:
         """Return the bytes of an activation in the message of its head: 0 on a GPU, where heads go between CPUs."""
         return math.prod(traced.shape) * traced.dtype.itemsize if self._device.type == "cpu" else 0
 
-    def _posted(self, tensor: torch.Tensor, source: int, group: dist.ProcessGroup, tag: int = 0) -> dist.Work:
-        work = dist.irecv(tensor, source, group, tag)
-        assert work is not None
-        return work
-
     def _wait(self, work: dist.Work, tensor: torch.Tensor | None = None) -> None:
         """Wait for a tensor. In training, count the wait: on a GPU by its own clock, since the call returns at once."""
         if tensor is not None and tensor.device.type == "cuda" and torch.is_grad_enabled():
@@ -157,8 +153,7 @@ class Links:
             self._waited_s += time.perf_counter() - begin_s
 
     def _send(self, tensor: torch.Tensor, target: int, group: dist.ProcessGroup, tag: int = 0) -> None:
-        work = dist.isend(tensor, target, group, tag)
-        assert work is not None
+        work = begun(dist.isend(tensor, target, group, tag))
         self._sends = [pair for pair in self._sends if not pair[0].is_completed()]
         self._sends.append((work, tensor))
 

@@ -81,13 +81,13 @@ def sum_transfers(flat: torch.Tensor, pairs: Ladder) -> Iterator[dist.Work]:
     ranks = 1 << len(pairs)
     if ranks <= _DOUBLING_RANKS:
         for pair in pairs:
-            yield _begun(dist.all_reduce(flat, group=pair, async_op=True))
+            yield begun(dist.all_reduce(flat, group=pair, async_op=True))
         return
     rest = flat
     for level, pair in enumerate(pairs):
         rest, work = _halve(rest, ranks >> level, pair)
         yield work
-    yield _begun(all_gather(flat, rest, async_op=True))
+    yield begun(all_gather(flat, rest, async_op=True))
 
 
 class Allocated:
@@ -131,10 +131,11 @@ def _halve(rest: torch.Tensor, parts: int, pair: dist.ProcessGroup | None) -> tu
     """
     evens_then_odds = rest.view(parts // 2, 2, -1).transpose(0, 1).contiguous().view(-1)
     own = torch.empty_like(evens_then_odds[: evens_then_odds.numel() // 2])
-    return own, _begun(_reduce_scatter(own, evens_then_odds, group=pair, async_op=True))
+    return own, begun(_reduce_scatter(own, evens_then_odds, group=pair, async_op=True))
 
 
-def _begun(work: dist.Work | None) -> dist.Work:
+def begun(work: dist.Work | None) -> dist.Work:
+    """Return the transfer."""
     assert work is not None  # this rank is a member of each group it uses
     return work
 
