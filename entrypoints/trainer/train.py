@@ -38,6 +38,7 @@ from .resume import resume
 from .saving import NonFiniteError
 from .settings import read_spec, shortened
 from .strategies.blocks import saved_on_host
+from .strategies.facts import facts_of
 from .strategies.fsdp import reshard
 from .strategies.strategy import Feed
 from .strategies.wrap import SparseCalls, explaining
@@ -157,7 +158,7 @@ def _hold(job: TrainingJob, progress: TrainState) -> None:
 @contextmanager
 def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
     """Yield a function that takes a step; under strategy async, all steps to the next save or evaluation."""
-    if job.strategy.has_servers:
+    if facts_of(job.spec.training).has_servers:
         with parameter_server.running(job, progress) as train_to_boundary:
             yield train_to_boundary
         return

@@ -39,16 +39,12 @@ ROOM_BYTES = 1 << 28  # for copies in the first step, at least
 _ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
 
 
-def places(module: nn.Module) -> list[Place]:
-    """Return the places of all buffers of the module and its parts, persistent or not."""
-    return [(owner, name) for owner in module.modules() for name, _ in owner.named_buffers(recurse=False)]
-
-
 def _aligned(module: nn.Module, more: Iterable[Place] = ()) -> list[Place]:
     """Return the saved buffers, and more, the widest elements first: each is then aligned to its element in `pack`."""
     saved = set(map(id, module.state_dict(keep_vars=True).values()))
-    found = [*(place for place in places(module) if id(getattr(*place)) in saved), *more]
-    return sorted(found, key=lambda place: -int(getattr(*place).element_size()))
+    named = ((owner, *pair) for owner in module.modules() for pair in owner.named_buffers(recurse=False))
+    found = [(owner, name) for owner, name, buffer in named if id(buffer) in saved]
+    return sorted([*found, *more], key=lambda place: -int(getattr(*place).element_size()))
 
 
 def kinds_of(module: nn.Module) -> dict[str, str]:

@@ -18,7 +18,6 @@ from torch.utils._pytree import tree_leaves
 
 from ...errors import TaskError
 from ..settings import ParallelSettings
-from .buffers import places
 from .schedules import balanced
 
 _MEASUREMENTS = 3
@@ -277,7 +276,7 @@ def _time(
 @contextlib.contextmanager
 def _kept_buffers(module: nn.Module) -> Iterator[None]:
     """Restore the buffers' values at the end."""
-    kept = [(buffer, buffer.clone()) for buffer in (getattr(*place) for place in places(module))]
+    kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
     finally:

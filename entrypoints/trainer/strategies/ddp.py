@@ -86,8 +86,7 @@ def copies(setup: Setup) -> Strategy:
     """Return the module on every rank, for strategy async: the ranks save and evaluate, and its workers train."""
     setup = replace(setup, module=setup.module.to(setup.device))
     share_weights(setup.module.parameters(), setup.device)
-    strategy = setup.of_one_rank(setup.buffers(0))
-    return replace(strategy, has_servers=True)
+    return setup.of_one_rank(setup.buffers(0))
 
 
 def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
@@ -108,7 +107,7 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         sent_bytes, kept = keeper.summed_bytes, {"rank_state": keeper.state, "load_rank_state": keeper.load}
     elif low is not None:
         hook = {torch.float16: fp16_compress_hook, torch.bfloat16: bf16_compress_hook}[low]
-        model.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # by its name DDP asks for NCCL
+        model.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # by its name DDP would ask for NCCL
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * sent_bytes  # what a ring sends: Patarasuk and Yuan 2009
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 

@@ -92,7 +92,6 @@ class Strategy:
     undo_buffers: Callable[[], None]  # back to the values at the start of an unfinished step of several micro-batches
     rank_state: Callable[[], State] = dict  # this rank's own state, saved by rank
     load_rank_state: Callable[[State], None] = lambda state: None  # for the same number of ranks; {} begins without
-    has_servers: bool = False  # the ranks save and evaluate, and parameter servers train
     # Of a stage of a pipeline: the passes of a step, which return the sum of losses, in place of the loop's own; the
     # times of all stages since the last call; and the names of parameters that another stage saves.
     walk: Callable[[Feed], torch.Tensor] | None = None

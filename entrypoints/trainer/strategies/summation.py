@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,7 +39,7 @@ class PartialSums(Generic[Node]):
     `add(into, other)` adds in place.
     """
 
-    def __init__(self, add: Callable[[Node, Node], None]) -> None:
+    def __init__(self, add: Callable[[Node, Node], Any]) -> None:
         self._add = add
         self._waiting: list[Node] = []
         self._leaves = 0
@@ -214,15 +213,11 @@ class TreeGradients:
             self._under_way.append((transfers, work))
 
 
-@dataclass(frozen=True)
-class _Flat:
+class _Flat(NamedTuple):
     """Memory for a bucket's gradients, and a view of each gradient."""
 
     values: torch.Tensor
     parts: list[torch.Tensor]
-
-    def add(self, other: _Flat) -> None:
-        self.values.add_(other.values)
 
 
 class _Bucket:
@@ -232,7 +227,7 @@ class _Bucket:
         self.parameters = parameters
         self.missing = 0  # gradients that this backward pass has not written yet
         self._multiple = multiple
-        self._counter: PartialSums[_Flat] = PartialSums(_Flat.add)
+        self._counter = PartialSums[_Flat](lambda into, other: into.values.add_(other.values))
         self._free: list[_Flat] = []
         self._flat = self._allocate()
 

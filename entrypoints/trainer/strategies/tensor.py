@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -319,13 +320,11 @@ def in_words(module: nn.Module, plan: Plan) -> str:
         if kind != "sequence":
             groups.setdefault(kind, []).append(_pattern(name))
     told = "; ".join(f"{kind} {', '.join(dict.fromkeys(names))}" for kind, names in groups.items())
-    sizes: dict[str, int] = {}
+    sizes = Counter[str]()
     for name, part in module.named_modules():
-        if name not in plan or plan[name] == "sequence":
-            size = sum(parameter.numel() for parameter in part.parameters(recurse=False))
-            if size:
-                sizes[_pattern(name)] = sizes.get(_pattern(name), 0) + size
-    largest = sorted(sizes, key=lambda name: -sizes[name])
+        if plan.get(name, "sequence") == "sequence":
+            sizes[_pattern(name)] += sum(parameter.numel() for parameter in part.parameters(recurse=False))
+    largest = [name for name, size in sizes.most_common() if size]
     rest = f"; whole on each rank {first_of(largest, 4)}" if largest else ""
     return f"split {told}{rest}"
 
