@@ -136,7 +136,10 @@ def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContex
         on_gpu = part.device.type == "cuda"
         host = torch.empty_like(part, device=host_device, pin_memory=on_gpu)
         host.copy_(part, non_blocking=on_gpu)  # the backward pass is later in the same stream
-        return tensor.device, host, _spread(tensor)
+        spread = None
+        if isinstance(tensor, DTensor):
+            spread = tensor.device_mesh, tensor.placements, {"shape": tensor.shape, "stride": tensor.stride()}
+        return tensor.device, host, spread
 
     def unpack(packed: Any) -> torch.Tensor:
         if isinstance(packed, torch.Tensor):
@@ -150,10 +153,3 @@ def saved_on_host(module: nn.Module, host_device: str = "cpu") -> AbstractContex
 
 def _address(tensor: torch.Tensor) -> int:
     return int(local_part(tensor).untyped_storage()._cdata)
-
-
-def _spread(tensor: torch.Tensor) -> Any:
-    """Return what makes a DTensor of this rank's part; None for a plain tensor."""
-    if not isinstance(tensor, DTensor):
-        return None
-    return tensor.device_mesh, tensor.placements, {"shape": tensor.shape, "stride": tensor.stride()}

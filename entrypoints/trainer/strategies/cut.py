@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -102,9 +102,8 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
     names = {part: name for name, part in module.named_modules()}
     uses, called = _Uses(module), list[nn.Module]()
     outputs: list[Output] = []
-    forwards = {block: block.forward for block in blocks}
 
-    def follow(block: nn.Module) -> Callable[..., Any]:
+    def follow(block: nn.Module, own: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if block in called:
                 raise TaskError(f"parallel.pipeline: {names[block]} is called twice in one forward pass")
@@ -120,7 +119,7 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
                 )
             uses.phase = len(called)
             called.append(block)
-            output = forwards[block](*args, **kwargs)
+            output = own(*args, **kwargs)
             if not isinstance(output, torch.Tensor):
                 raise TaskError(f"parallel.pipeline: {names[block]} returns a {type(output).__name__}, not a tensor")
             uses.output, uses.version = output, output._version
@@ -131,12 +130,10 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
         return forward
 
     try:
-        for block in blocks:
-            block.forward = follow(block)
         fakes = [parameter.fake_mode for parameter in module.parameters() if isinstance(parameter, FakeTensor)]
         mode = fakes[0] if fakes else FakeTensorMode(allow_non_fake_inputs=True)
         # A counter that is a single number changes even without data.
-        with _kept_buffers(module), torch.random.fork_rng(), mode, uses:
+        with _replaced(module, {block: follow(block, block.forward) for block in blocks}), mode, uses:
             run(module)
     except TaskError:
         raise
@@ -144,9 +141,6 @@ def trace(module: nn.Module, blocks: Sequence[nn.Module], run: Callable[[nn.Modu
         raise TaskError(
             f"parallel.pipeline: the forward pass cannot be traced without data: {type(error).__name__}: {error}"
         ) from error
-    finally:
-        for block in blocks:
-            del block.forward
     return _concluded(module, blocks, called, outputs, uses)
 
 
@@ -228,17 +222,12 @@ def block_times(
         return outputs[block]
 
     around = []
-    try:
-        for block in blocks:
-            block.forward = functools.partial(timed, block, block.forward)
-        with _kept_buffers(module), torch.random.fork_rng(), torch.no_grad():
-            for _ in range(1 + _MEASUREMENTS):  # the first run measures the blocks, the others only the code around
-                clock[:] = [now_s(device)]
-                run(module, device)
-                around.append((clock[1] - clock[0], now_s(device) - clock[-1]))
-    finally:
-        for block in blocks:
-            del block.forward
+    forwards = {block: functools.partial(timed, block, block.forward) for block in blocks}
+    with _replaced(module, forwards), torch.no_grad():
+        for _ in range(1 + _MEASUREMENTS):  # the first run measures the blocks, the others only the code around
+            clock[:] = [now_s(device)]
+            run(module, device)
+            around.append((clock[1] - clock[0], now_s(device) - clock[-1]))
     before_s, behind_s = (3 * min(parts) for parts in zip(*around[1:], strict=True))
     found = [times[block] for block in blocks]
     found[0] += before_s
@@ -274,12 +263,17 @@ def _time(
 
 
 @contextlib.contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Restore the buffers' values at the end."""
+def _replaced(module: nn.Module, forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Replace forward passes of blocks; at the end restore them, the buffers' values and the generators."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        yield
+        for block, forward in forwards.items():
+            block.forward = forward
+        with torch.random.fork_rng():
+            yield
     finally:
+        for block in forwards:
+            del block.forward
         for buffer, values in kept:
             buffer.copy_(values)
 

@@ -57,11 +57,9 @@ def data_mesh(settings: TrainingSettings, device: torch.device, ranks: int) -> D
     tensor, stages = settings.parallel.tensor, settings.parallel.pipeline
     width = {"ddp": 1, "fsdp": ranks}.get(settings.strategy) or shard_width(settings, ranks)
     sizes = {"pipeline": stages, "replicate": ranks // width, "shard": width, "tensor": tensor}
-    # Of hsdp too one dimension, if a job that lost machines continues as fsdp.
-    wanted = ("shard",) if width == ranks else ("replicate", "shard")
-    wanted = ("replicate",) if settings.strategy == "ddp" else wanted
-    names = (*["pipeline"] * (stages > 1), *wanted, *["tensor"] * (tensor > 1))
-    return init_device_mesh(device.type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    always = "replicate" if settings.strategy == "ddp" else "shard"
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == always}
+    return init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
 
 def sharded(setup: Setup) -> Strategy:
