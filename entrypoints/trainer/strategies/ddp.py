@@ -246,12 +246,11 @@ class PowerSGD:
         self._rank = rank
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self._names = {id(p): name for name, p in trained.items()}
-        self._matrices = {name: p for name, p in trained.items() if self._fits(p)}
-        self._errors = {name: torch.empty_like(p.detach()).flatten(1) for name, p in self._matrices.items()}
+        self._errors = {n: torch.empty_like(p.detach()).flatten(1) for n, p in trained.items() if self._fits(p)}
         self._qs = {name: error.new_empty(error.shape[1], rank) for name, error in self._errors.items()}
         # The bytes that the ranks sum in a step: P and Q of each matrix, and the other gradients.
         thin = sum(sum(error.shape) * rank * error.element_size() for error in self._errors.values())
-        self.summed_bytes = thin + sum(p.nbytes for name, p in trained.items() if name not in self._matrices)
+        self.summed_bytes = thin + sum(p.nbytes for name, p in trained.items() if name not in self._errors)
         self.load({})
 
     def state(self) -> State:
@@ -274,7 +273,7 @@ class PowerSGD:
         Return a future of the bucket.
         """
         gradients = {self._names[id(p)]: g for p, g in zip(bucket.parameters(), bucket.gradients(), strict=True)}
-        matrices = {name: g.flatten(1) for name, g in gradients.items() if name in self._matrices}
+        matrices = {name: g.flatten(1) for name, g in gradients.items() if name in self._errors}
         others = [g for name, g in gradients.items() if name not in matrices]
         for name, matrix in matrices.items():
             matrix.add_(self._errors[name])
