@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -28,9 +27,6 @@ from .strategies.buffers import checksum, gradient_refusal, kinds_of
 from .strategies.fsdp import reshard
 from .strategies.strategy import Strategy
 from .task import Task
-
-if TYPE_CHECKING:
-    from .job import TrainingJob, TrainState
 
 
 class ModelForm:
@@ -98,30 +94,6 @@ def _memory(parameter: nn.Parameter) -> list[torch.UntypedStorage]:
     return [parameter.untyped_storage(), local_part(parameter).untyped_storage()]
 
 
-def compare(job: TrainingJob, progress: TrainState) -> None:
-    """Compare the copies, whose buffers are in step, and the streams. Raises TaskError, on all ranks; all call it."""
-    if job.place.ranks == 1 or progress.compared_step == progress.step:
-        return
-    job.strategy.compare_passes()
-    if isinstance(job.train_data, data.Stream):
-        marks = {f"{at}": mark for at, mark in enumerate(job.train_data.marks.tolist()) if mark}
-        if _unequal(exchange.gather(marks)):
-            raise TaskError(
-                f"the ranks read different streams, as their items up to step {progress.step} show; return the same "
-                "stream on all ranks, not a rank's share: the trainer gives each rank its micro-batches"
-            )
-    if names := differing(job.strategy.module, job.place.holders):
-        equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"
-        plan = "a split layer that needs the kind `sequence` in the tensor plan, " if job.place.tensor > 1 else ""
-        raise TaskError(
-            f"the ranks' copies of the model differ at step {progress.step}{equal}, so a checkpoint would mix them: "
-            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that follows "
-            "this rank's own loss, batch or random numbers, or machines of different kinds. Average such values over "
-            "the ranks (torch.distributed.all_reduce), or seed them alike"
-        )
-    progress.compared_step = progress.step
-
-
 @torch.no_grad()
 def differing(module: nn.Module, holders: range) -> list[str]:
     """Return the names of the tensors whose copies differ among the ranks of a stage, `holders`. All ranks call it."""
@@ -132,12 +104,12 @@ def differing(module: nn.Module, holders: range) -> list[str]:
         if piece is not None:
             value = own[f"{piece}:{name}"] = checksum(local_part(tensor))
             pieces[piece] = zlib.crc32(value.to_bytes(4, "big"), pieces.get(piece, 0))
-    if not _unequal(exchange.gather(pieces)):
+    if not unequal(exchange.gather(pieces)):
         return []
-    return list(dict.fromkeys(key.partition(":")[2] for key in _unequal(exchange.gather(own))))
+    return list(dict.fromkeys(key.partition(":")[2] for key in unequal(exchange.gather(own))))
 
 
-def _unequal(listed: list[dict[str, int]]) -> list[str]:
+def unequal(listed: list[dict[str, int]]) -> list[str]:
     """Return the keys with several values."""
     values: dict[str, int] = {}
     return list(dict.fromkeys(k for own in listed for k, value in own.items() if values.setdefault(k, value) != value))

@@ -21,11 +21,12 @@ from ..checkpoints import folder as folders
 from ..checkpoints import weights
 from ..checkpoints.folder import CheckpointError
 from ..checkpoints.saver import Snapshot
-from ..format import quantity
+from ..errors import TaskError
+from ..format import first_of, quantity
 from ..rank import exchange, heartbeat
-from . import report
+from . import data, report
 from .job import TrainingJob, TrainState
-from .modelform import compare
+from .modelform import differing, unequal
 from .own_optimizer import PLAIN, is_name
 
 # The fields of the progress in a checkpoint; a resume continues with the saved values.
@@ -77,6 +78,30 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     if job.spec.checkpoint.blocking:
         finish(job, progress)
     job.meter.add_checkpoint(time.perf_counter() - begin_s)
+
+
+def compare(job: TrainingJob, progress: TrainState) -> None:
+    """Compare the copies, whose buffers are in step, and the streams. Raises TaskError, on all ranks; all call it."""
+    if job.place.ranks == 1 or progress.compared_step == progress.step:
+        return
+    job.strategy.compare_passes()
+    if isinstance(job.train_data, data.Stream):
+        marks = {f"{at}": mark for at, mark in enumerate(job.train_data.marks.tolist()) if mark}
+        if unequal(exchange.gather(marks)):
+            raise TaskError(
+                f"the ranks read different streams, as their items up to step {progress.step} show; return the same "
+                "stream on all ranks, not a rank's share: the trainer gives each rank its micro-batches"
+            )
+    if names := differing(job.strategy.module, job.place.holders):
+        equal = "" if progress.compared_step is None else f", and were equal at step {progress.compared_step}"
+        plan = "a split layer that needs the kind `sequence` in the tensor plan, " if job.place.tensor > 1 else ""
+        raise TaskError(
+            f"the ranks' copies of the model differ at step {progress.step}{equal}, so a checkpoint would mix them: "
+            f"{first_of(names, 4)}. The usual causes: {plan}an optimizer, a learning rate or other code that follows "
+            "this rank's own loss, batch or random numbers, or machines of different kinds. Average such values over "
+            "the ranks (torch.distributed.all_reduce), or seed them alike"
+        )
+    progress.compared_step = progress.step
 
 
 def collect(job: TrainingJob, progress: TrainState) -> None:

@@ -32,7 +32,7 @@ from .evaluate import evaluate
 from .generators import reseed
 from .initial import initialize
 from .job import TrainingJob, TrainState, build, connect
-from .modelform import ModelForm, compare
+from .modelform import ModelForm
 from .parameter_server import training as parameter_server
 from .resume import resume
 from .saving import NonFiniteError
@@ -132,7 +132,7 @@ def train(job: TrainingJob, progress: TrainState) -> str | None:
             # Early, for errors of the task file. The stages of a pipeline meet at saves only.
             if progress.compared_step is None and job.strategy.is_alike() and job.place.pipeline == 1:
                 job.strategy.sync_buffers()
-                compare(job, progress)
+                saving.compare(job, progress)
             is_due = verdict.save or progress.step == progress.last_step or bool(every and progress.step % every == 0)
             # First: an evaluation that fails, hangs or aborts costs no step. A resume from this save evaluates again.
             if is_due and job.strategy.is_alike():  # a request waits in the agreement for the ranks' next average
