@@ -103,6 +103,7 @@ class TrainingJob:
     scaler: torch.amp.GradScaler  # active only in fp16
     ema: Ema | None
     own: OwnOptimizer | None  # of a task with an optimizer of its own
+    scaled: Any  # the optimizer, as the loss scaler takes it
     groups: list[dict[str, Any]]  # of parameters that share a rate, of all optimizers inside
     base_lrs: list[float]
     warmup_start: float  # the factor on the rate at the start of the warm-up
@@ -129,14 +130,10 @@ class TrainingJob:
 
     def tell(self, progress: TrainState, ahead: int = 0) -> None:
         """Tell the task where the training is, before a call of `loss` or `evaluate`; `ahead`: so many steps later."""
-        told = self.task.progress
+        if (told := self.task.progress) is None:
+            return
         told.step, told.max_steps = progress.step + ahead, progress.max_steps
         told.epoch = (progress.samples + ahead * self.split.global_batch) // self.order.length
-
-    @property
-    def scaled(self) -> Any:
-        """The optimizer, as the loss scaler takes it."""
-        return self.optimizer if self.own is None else self.own.scaled
 
     def clear_gradients(self) -> None:
         """Clear all gradients, also of parameters that a task's own optimizer does not change."""
@@ -186,6 +183,8 @@ class TrainState:
     @property
     def last_step(self) -> int:
         """Return the step at which this run ends: the job's last step, except before a pause and in a rehearsal."""
+        if self.pause_at is None and self.rehearsal is None:
+            return self.max_steps
         leave_at = self.rehearsal.leave_at if self.rehearsal else None
         return min(step for step in (self.max_steps, self.pause_at, leave_at) if step is not None)
 
@@ -271,6 +270,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         scaler=scaler,
         ema=None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay),
         own=own,
+        scaled=optimizer if own is None else own.scaled,
         groups=groups,
         base_lrs=[float(group["lr"]) for group in groups],
         warmup_start=warmup_start,

@@ -21,7 +21,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,7 +78,8 @@ class Task:
     on_event: Callable[..., Any] | None = None
     after_step: Callable[..., Any] | None = None
     sampler: Callable[..., Any] | None = None
-    progress: TaskProgress = field(default_factory=TaskProgress)
+    progress: TaskProgress | None = None
+    """Of a task whose `loss` or `evaluate` takes it."""
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -159,10 +160,9 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
     module = _import(path)
     faults: list[str] = []
     found = {name: getattr(module, name, None) for name in (*REQUIRED, *OPTIONAL)}
-    clock = TaskProgress()
-    for name in ("loss", "evaluate"):
-        if callable(call := found[name]) and _takes(call, "progress"):
-            found[name] = functools.partial(call, progress=clock)
+    timed = {name: call for name in ("loss", "evaluate") if callable(call := found[name]) and _takes(call, "progress")}
+    progress = TaskProgress() if timed else None
+    found |= {name: functools.partial(call, progress=progress) for name, call in timed.items()}
     public = [name for name, value in vars(module).items() if inspect.isfunction(value)]
     for name, arguments in (REQUIRED | OPTIONAL).items():
         call, signature = found[name], f"{name}({', '.join(arguments)})"
@@ -177,7 +177,7 @@ def load_task(target: str | Path, seed: int = 0) -> Task:
     if faults:
         raise FormError(f"task file {path}: " + "; ".join(faults))
     code_sha256 = hashlib.sha256(source).hexdigest()
-    return Task(**found, progress=clock, code_sha256=code_sha256)  # type: ignore[arg-type]
+    return Task(**found, progress=progress, code_sha256=code_sha256)  # type: ignore[arg-type]
 
 
 def _import(path: Path) -> ModuleType:

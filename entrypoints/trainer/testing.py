@@ -160,8 +160,8 @@ def only(spec: Spec, task: Task, place: RankContext, agreement: Agreement) -> in
     parent = initial.open_parent(job, folder, settings)
     progress.parent = parent.origin
     report.say_start(job, progress)
-    task.progress.step, task.progress.max_steps = parent.origin["step"] or 0, trained.max_steps or 1
     step, name = parent.origin["step"], settings.checkpoint or "chosen"
+    job.tell(TrainState(step or 0, max_steps=trained.max_steps or 1))
     if job.place.is_head and step is not None and name == "chosen":
         name = "best" if folders.best_step(Path(parent.origin["path"]).parent) == step else "last"
     kind = "average" if any(full.startswith("ema.") for full in parent.names.values()) else "trained"

@@ -178,8 +178,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         return earlier
     skips, is_lone = training.on_nan == "skip", strategy.is_lone(progress.step)
     agrees = (skips or job.tally.needs_total) and not is_lone
-    verdict = job.agreement.finish() if agrees else NOTHING  # all ranks must agree before any update
-    job.tally.compare(verdict, job.place.data_ranks)
+    verdict = _agreed(job) if agrees else NOTHING  # all ranks must agree before any update
     count, norm = job.tally.total(verdict, is_lone=is_lone), None
     if count:
         strategy.scale((len(job.owned) if is_lone else job.split.virtual) / count)
@@ -187,9 +186,7 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         job.scaler.unscale_(job.scaled)
     if training.clip_norm:
         norm = strategy.clip(training.clip_norm)
-    is_finite = math.isfinite(progress.own_loss if is_lone else verdict.loss)
-    # In fp16 the scaler checks the gradient.
-    is_sick = skips and not (is_finite and (job.scaler.is_enabled() or strategy.finite_gradients()))
+    is_sick = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
     is_left_out = is_sick or count == 0  # no terms have no mean
     if is_sick:
         strategy.undo_buffers()
@@ -208,13 +205,13 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     progress.step += 1
     progress.samples += job.split.global_batch
     job.meter.tick()
-    if not agrees:
-        verdict = earlier or job.agreement.finish()
-        job.tally.compare(verdict, job.place.data_ranks)
+    verdict = verdict if agrees else earlier or _agreed(job)
     loss = verdict.loss / (verdict.count or job.split.virtual)
-    why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
-    is_apart = is_lone and (skips or count is not None)
-    _count_left_out(job, progress, is_left_out, why, is_apart=is_apart, is_met=covered > 0)
+    progress.skipped = progress.skipped + 1 if is_left_out else 0
+    if is_lone and (skips or count is not None):
+        _add_left_out(job, progress, is_left_out, is_met=covered > 0)
+    elif is_left_out:
+        _report_left_out(job, progress, None if count == 0 else loss)
     if verdict.failed:
         saving.retry_later(job, progress)
     if not (is_left_out or (skips and not math.isfinite(loss))):  # of a lone step: on any rank
@@ -225,6 +222,18 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
             report.say_step(job, progress, loss, float(lr), norm)
     progress.log_every = verdict.log_every or progress.log_every
     return verdict
+
+
+def _agreed(job: TrainingJob) -> Agreed:
+    """Return the ranks' agreement, whose first one tells the form of the loss."""
+    verdict = job.agreement.finish()
+    job.tally.compare(verdict)
+    return verdict
+
+
+def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:
+    """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
+    return math.isfinite(loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
 @torch.no_grad()
@@ -252,18 +261,16 @@ def _update(job: TrainingJob, step: int) -> None:
 
 def _set_lr(job: TrainingJob, progress: TrainState) -> float:
     """Set the rates of this step, and return the first. Without a schedule a task's own optimizer has its own rates."""
-    if job.own is None:
-        return optim.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
-    if job.task.schedule is None and job.spec.training.schedule.is_flat:
+    own, schedule, step, max_steps = job.task.schedule, job.spec.training.schedule, progress.step, progress.max_steps
+    if job.own is not None and own is None and schedule.is_flat:
         return job.groups[0]["lr"]  # type: ignore[no-any-return]  # a tensor on a GPU is read only if logged
-    return job.own.set_lr(job.groups, job.base_lrs, _lr_factor(job, progress))
-
-
-def _lr_factor(job: TrainingJob, progress: TrainState) -> float:
-    step, max_steps = progress.step, progress.max_steps
-    if job.task.schedule is not None:
-        return optim.own_factor(job.task.schedule, step, max_steps, job.spec.params)
-    return optim.lr_factor(job.spec.training.schedule, step, max_steps, job.warmup_start, progress.falls)
+    if own is not None:
+        factor = optim.own_factor(own, step, max_steps, job.spec.params)
+    else:
+        factor = optim.lr_factor(schedule, step, max_steps, job.warmup_start, progress.falls)
+    if job.own is None:
+        return optim.set_lr(job.groups, job.base_lrs, factor)
+    return job.own.set_lr(job.groups, job.base_lrs, factor)
 
 
 def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_logged: bool = False) -> Agreed | None:
@@ -297,8 +304,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
             job.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
         heartbeat.beat()  # after the backward pass: a first pass compiles for as long as needed
         if not is_last:
-            verdict = job.agreement.finish()
-            job.tally.compare(verdict, job.place.data_ranks)
+            verdict = _agreed(job)
             if verdict.failed:
                 saving.retry_later(job, progress)
             if verdict.stop:
@@ -351,7 +357,7 @@ def _piped_gradients(
     must_agree = must_agree or not left or job.tally.needs_total
     with _counted(job):
         total = walk(Feed(job.owned, batch, seed, functools.partial(_loss, job), backward, heartbeat.beat, left))
-    earlier = job.agreement.finish() if training.parallel.schedule == "async" else None
+    earlier = _agreed(job) if training.parallel.schedule == "async" else None
     if earlier is not None and earlier.stop:
         job.clear_gradients()
         return earlier
@@ -395,7 +401,7 @@ def _counting(job: TrainingJob) -> Iterator[None]:
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
     try:
-        with job.strategy.autocast(), _around_loss(job):
+        with _around_loss(job):
             return job.tally.take(job.task.loss(model, batch))
     except (AttributeError, RuntimeError) as error:
         with explaining("loss", job.spec.training, job.strategy.module):
@@ -403,12 +409,13 @@ def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
 
 
 def _around_loss(job: TrainingJob) -> AbstractContextManager[Any]:
-    """Return the contexts of a call of `loss` beside its precision: none in most steps."""
+    """Return the context of a call of `loss`: its precision, and in a first call or with offloading more."""
     training, module = job.spec.training, job.strategy.module
     is_first = job.tally.is_weighted is None and not training.compile
     if not is_first and not training.activation_offload:
-        return _AS_IT_IS
+        return job.strategy.autocast()
     around = ExitStack()
+    around.enter_context(job.strategy.autocast())
     if is_first:
         around.enter_context(SparseCalls(training, module, job.task.optimizer is not None))
     if training.activation_offload:
@@ -416,17 +423,16 @@ def _around_loss(job: TrainingJob) -> AbstractContextManager[Any]:
     return around
 
 
-def _count_left_out(
-    job: TrainingJob, progress: TrainState, is_left_out: bool, why: str, *, is_apart: bool, is_met: bool
-) -> None:
-    """Count and report a step left out; of steps that ranks take apart those of all ranks, at an average (`is_met`)."""
-    progress.skipped = progress.skipped + 1 if is_left_out else 0
-    if not is_apart:
-        if is_left_out:
-            report.say_left_out(job, progress, f" left out: {why}")
-        if progress.skipped >= saving.MAX_SKIPPED:
-            saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
-        return
+def _report_left_out(job: TrainingJob, progress: TrainState, loss: float | None) -> None:
+    """Report a step that all ranks left out: for its `loss` or gradient, or for a count of 0."""
+    why = "its count is 0" if loss is None else f"its loss ({loss:.4g}) or gradient is not finite"
+    report.say_left_out(job, progress, f" left out: {why}")
+    if progress.skipped >= saving.MAX_SKIPPED:
+        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
+
+
+def _add_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:
+    """Count the steps that this rank left out alone; at an average (`is_met`) report those of all ranks."""
     progress.left_out += is_left_out
     if not is_met:
         return

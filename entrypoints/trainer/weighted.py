@@ -33,7 +33,7 @@ class Tally:
         """`says`: prints the first (sum, count), which may be a loss and an accuracy by mistake."""
         self._says = says
         self._unit = 2.0 ** round(math.log2(split.micro * (tokens_per_sample or 1)))
-        self._is_compared = False  # the form, over the ranks
+        self._ranks, self._is_compared = split.ranks, False  # the form, over the ranks
         self.is_weighted: bool | None = None  # None until a loss, or an agreement, has shown the form
         self.uses_collectives: bool | None = None  # the task's evaluation; None until evaluate.py has looked
         self.count: torch.Tensor | float = 0.0  # of this rank in the present step
@@ -73,14 +73,14 @@ class Tally:
             )
         return loss.squeeze() if loss.dim() else loss
 
-    def compare(self, verdict: Agreed, ranks: int) -> None:
-        """Learn the form from the first agreement. Raises FormError, on all ranks, if `ranks` ranks have two forms."""
-        if verdict.pairs is None or self._is_compared:
+    def compare(self, verdict: Agreed) -> None:
+        """Learn the form from the first agreement. Raises FormError, on all ranks, if the ranks have two forms."""
+        if self._is_compared or verdict.pairs is None:
             return
-        if verdict.pairs not in (0, ranks):
+        if verdict.pairs not in (0, self._ranks):
             raise FormError(
-                f"loss(model, batch) returned (sum, count) on {verdict.pairs} of {ranks} ranks, and a mean on the "
-                "others; return one form on all ranks"
+                f"loss(model, batch) returned (sum, count) on {verdict.pairs} of {self._ranks} ranks, and a mean on "
+                "the others; return one form on all ranks"
             )
         self._is_compared, self.is_weighted = True, verdict.pairs > 0
 
