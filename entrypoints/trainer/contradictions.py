@@ -86,11 +86,20 @@ _ONE_COPY = "each rank has a copy of the model, and `parallel` spreads a copy"
 _NO_GRADIENTS = "the ranks of the other strategies send shards or weights"
 _NORMS = "its norms depend on the shards, and `reproducible: strict` needs norms that do not"
 _SIGNS = "threshold sends signs and means, so density 1 is not dense"
+_COPIES = "low precision computes with copies of the weights"
+_ROUNDS = "strict sums exactly, and `compression` rounds"
 _BY_TICKETS = "write `standard`; `server.order: tickets` repeats a run to the bit on the same ranks"
 _LESS_DENSE = "write a density below 1, for example 0.01, or `compression: topk`"
 _TICKET = "a worker loads the samples of its own ticket"
 _IN_ORDER = "with tickets no rank gets ahead"
 _OR_WAITING = "leave it out, or write `schedule: 1f1b`"
+_OR_STASH = "write `weights: stash`, or `schedule: 1f1b`"
+_OR_INTERLEAVED = "write `schedule: interleaved`, or leave `chunks` out"
+_OR_CHUNKS = "write `chunks: 2` or more, or leave `schedule` out"
+_OR_ADAMW = "write `strategy: ddp`, or `adamw`"
+_ONE_OF_TWO = "leave one of them out"
+_INTERLEAVED = ("interleaved",)
+_NAMES_OF = {"milestones": ("step",), "gamma": ("step", "plateau"), "patience": ("plateau",)}  # by a schedule's key
 
 ROWS = (
     Row("compression", _COMPRESSED, _WITH_DDP, "leave it out, or write `precision: bf16`", _NO_GRADIENTS),
@@ -114,7 +123,7 @@ ROWS = (
     Row("compression_density", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
     Row("compression_warmup_steps", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
     Row("compression_density", (1,), Other("compression", ("threshold",)), _LESS_DENSE, _SIGNS),
-    Row("shard", ("optimizer",), Other("compression", SPARSE), "leave one of them out"),
+    Row("shard", ("optimizer",), Other("compression", SPARSE), _ONE_OF_TWO),
     Row("parallel.sequence", (True,), _WITH_TENSOR, "write `tensor: 2` or more"),
     *(
         Row(f"parallel.{key}", GIVEN, _WITH_PIPELINE, "write `pipeline: 2` or more, or leave it out")
@@ -125,25 +134,15 @@ ROWS = (
         for split in _SPLITS
         for key, values, cure in (
             ("reproducible", ("strict",), "write `reproducible: standard`"),
-            ("compile", (True,), "leave one of them out"),
+            ("compile", (True,), _ONE_OF_TWO),
             ("compression", _COMPRESSED, "leave `compression` out"),
             ("precision", ("fp16",), "write `precision: bf16`"),
-            ("cpu_offload", (True,), "leave one of them out"),
+            ("cpu_offload", (True,), _ONE_OF_TWO),
             ("shard", ("optimizer",), "write `strategy: fsdp` and `shard: gradients`"),
         )
     ),
-    Row(
-        "parallel.chunks",
-        _MANY,
-        Other("parallel.schedule", ("interleaved",), True),
-        "write `schedule: interleaved`, or leave `chunks` out",
-    ),
-    Row(
-        "parallel.schedule",
-        ("interleaved",),
-        Other("parallel.chunks", _MANY, True),
-        "write `chunks: 2` or more, or leave `schedule` out",
-    ),
+    Row("parallel.chunks", _MANY, Other("parallel.schedule", _INTERLEAVED, True), _OR_INTERLEAVED),
+    Row("parallel.schedule", _INTERLEAVED, Other("parallel.chunks", _MANY, True), _OR_CHUNKS),
     Row("parallel.weights", GIVEN, replace(_UNWAITING, is_needed=True), "leave it out, or write `schedule: async`"),
     Row("strategy", _SHARDED, _UNWAITING, "write `strategy: ddp`, or `schedule: 1f1b`"),
     Row("parallel.tensor", _MANY, _UNWAITING, _OR_WAITING),
@@ -151,33 +150,14 @@ ROWS = (
     Row("on_nan", ("skip",), _UNWAITING, "write `on_nan: stop`, or `schedule: 1f1b`"),
     Row("activation_checkpointing", (True,), _UNWAITING, _OR_WAITING),
     Row("activation_offload", (True,), _UNWAITING, _OR_WAITING),
-    Row(
-        "precision",
-        ("bf16", "fp16"),
-        Other("parallel.weights", ("latest",)),
-        "write `weights: stash`, or `schedule: 1f1b`",
-        "low precision computes with copies of the weights",
-    ),
-    Row(
-        "compression",
-        _COMPRESSED,
-        Other("reproducible", ("strict",)),
-        "leave one of them out",
-        "strict sums exactly, and `compression` rounds",
-    ),
-    Row(
-        "optimizer.name",
-        BY_LAYER,
-        Other("strategy", _SHARDED),
-        "write `strategy: ddp`, or `adamw`",
-        _NORMS,
-        _STRICT,
-    ),
+    Row("precision", ("bf16", "fp16"), Other("parallel.weights", ("latest",)), _OR_STASH, _COPIES),
+    Row("compression", _COMPRESSED, Other("reproducible", ("strict",)), _ONE_OF_TWO, _ROUNDS),
+    Row("optimizer.name", BY_LAYER, Other("strategy", _SHARDED), _OR_ADAMW, _NORMS, _STRICT),
     Row("optimizer.name", BY_LAYER, Other("shard", ("optimizer",)), "leave `shard` out, or `adamw`", _NORMS, _STRICT),
     Row("schedule.name", ("plateau",), _ASYNC, "write another schedule", "the servers see no evaluation"),
     *(
         Row(f"schedule.{key}", GIVEN, Other("schedule.name", names, True), f"leave it out, or write `name: {names[0]}`")
-        for key, names in {"milestones": ("step",), "gamma": ("step", "plateau"), "patience": ("plateau",)}.items()
+        for key, names in _NAMES_OF.items()
     ),
     *(  # the optimizer would ignore the setting
         Row(
@@ -191,14 +171,13 @@ ROWS = (
 def of(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions among the given keys. A value of the wrong type contradicts nothing."""
     for row in ROWS:
-        key = row.other.key
+        key, is_needed = row.other.key, row.other.is_needed
         own, other = _at(given, row.key), _at(given, key)
         other = _default(key) if other is None else other
         if not _is(own, row.values) or (row.under and _at(given, row.under[0]) != row.under[1]):
             continue
-        if _is(other, row.other.values) != row.other.is_needed and (not row.other.is_needed or _is_known(key, other)):
-            keys = (row.key, key, *([row.under[0]] if row.under else []))
-            yield Contradiction(_in_words(row, own, other), row.cure, tuple(f"training.{key}" for key in keys))
+        if _is(other, row.other.values) != is_needed and (not is_needed or _is_known(key, other)):
+            yield _refusal(_in_words(row, own, other), row.cure, row.key, key, *(row.under or ())[:1])
     for rule in (_averages, _power_of_two, _warmup, _schedule, _pauses):
         yield from rule(given)
 
@@ -208,36 +187,40 @@ def of_ranks(settings: Any, ranks: int, micro_batches: int) -> Iterator[Contradi
 
     `settings` are the trainer's or the schema's, which have the same names. `ranks` share the data.
     """
-    parallel, server = settings.parallel, settings.server
+    server, stages = settings.server, settings.parallel.pipeline
     for key, most in (("softsync", server.softsync), ("shards", server.shards or 1)):
         if most > ranks:
             message = f"`server.{key}` {most} is more than the {ranks} ranks"
-            yield Contradiction(message, f"use at most {ranks}", (f"training.server.{key}",))
-    if parallel.schedule == "interleaved" and micro_batches % parallel.pipeline:
-        stages = parallel.pipeline
-        message = (
-            f"`schedule: interleaved` needs a multiple of {stages} micro-batches a step, and there are {micro_batches}"
-        )
+            yield _refusal(message, f"use at most {ranks}", f"server.{key}")
+    if settings.parallel.schedule == "interleaved" and micro_batches % stages:
+        needs = f"`schedule: interleaved` needs a multiple of {stages} micro-batches a step"
         cure = "use another global_batch_size or micro_batch_size, or `schedule: 1f1b`"
-        yield Contradiction(message, cure, ("training.parallel.schedule",))
+        yield _refusal(f"{needs}, and there are {micro_batches}", cure, "parallel.schedule")
 
 
 def differing(settings: Any) -> dict[str, Any]:
     """Return the settings that differ from their defaults, as the keys that were given."""
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value, default = getattr(settings, field.name), field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        if value != default:
-            given[field.name] = differing(value) if dataclasses.is_dataclass(value) else value
-    return given
+    default = TrainingSettings(1) if isinstance(settings, TrainingSettings) else type(settings)()
+    return {
+        name: differing(value) if dataclasses.is_dataclass(value) else value
+        for name, value in vars(settings).items()
+        if value != getattr(default, name)
+    }
 
 
-def _at(given: Given, key: str, section: str = "training") -> Any:
-    """Return the value at the dotted key below the section; None if the key was not given."""
-    value: Any = given.get(section)
-    for name in key.split("."):
+def _refusal(message: str, cure: str, *keys: str) -> Contradiction:
+    return Contradiction(message, cure, tuple(map(_whole, keys)))
+
+
+def _whole(key: str) -> str:
+    """Return the key from the top of the config: below `training`, except for keys of `checkpoint`."""
+    return key if key.startswith("checkpoint.") else f"training.{key}"
+
+
+def _at(given: Given, key: str) -> Any:
+    """Return the value at the dotted key; None if the key was not given."""
+    value: Any = given
+    for name in _whole(key).split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
@@ -249,10 +232,10 @@ def _default(key: str) -> Any:
     return value
 
 
-def _number(given: Given, key: str, section: str = "training") -> int:
+def _number(given: Given, key: str) -> int:
     """Return the whole number at the key; 0 if the key was not given, or has another type."""
-    value = _at(given, key, section)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+    value = _at(given, key)
+    return value if _is(value, AtLeast(0)) else 0
 
 
 def _is(value: Any, wanted: Wanted) -> bool:
@@ -274,23 +257,19 @@ def _averages(given: Given) -> Iterator[Contradiction]:
     """Yield the contradictions of averages that are rare (strategies/local.py)."""
     if not _is(_at(given, "strategy"), _LOCAL.values):
         return
-    key = "training.local.period"
     period, group = _number(given, "local.period") or LocalSettings.period, _number(given, "local.group_period")
     if period == 1:
         message = "`local.period: 1` averages after each step, which is ddp"
-        yield Contradiction(message, "write `strategy: ddp`, or 2 or more", (key, "training.strategy"))
+        yield _refusal(message, "write `strategy: ddp`, or 2 or more", "local.period", "strategy")
     if group and period % group:
         fits = ", ".join(str(n) for n in range(1, period) if period % n == 0)
         message = f"`local.group_period` {group} does not divide `local.period` {period}"
-        yield Contradiction(message, f"write one of {fits}", ("training.local.group_period", key))
-    every_steps = {"checkpoint.every_steps": _number(given, "every_steps", "checkpoint")}
-    steps_of = {f"training.{name}": _number(given, name) for name in ("local.sync_steps", "eval_every", "pause_at")}
-    for name, steps in (steps_of | every_steps).items():
-        if period > 1 and steps % period:
+        yield _refusal(message, f"write one of {fits}", "local.group_period", "local.period")
+    for key in ("local.sync_steps", "eval_every", "pause_at", "checkpoint.every_steps"):
+        if period > 1 and (steps := _number(given, key)) % period:
             near = " or ".join(str(n) for n in (steps // period * period, -(-steps // period) * period) if n)
-            shown = name.removeprefix("training.")
-            message = f"`{shown}` {steps} is no multiple of `local.period` {period}, and the ranks differ then"
-            yield Contradiction(message, f"write {near}", (name, key))
+            message = f"`{key}` {steps} is no multiple of `local.period` {period}, and the ranks differ then"
+            yield _refusal(message, f"write {near}", key, "local.period")
 
 
 def _power_of_two(given: Given) -> Iterator[Contradiction]:
@@ -299,31 +278,28 @@ def _power_of_two(given: Given) -> Iterator[Contradiction]:
     count = whole // micro if whole and micro and whole % micro == 0 else 1
     if _at(given, "reproducible") == "strict" and count & (count - 1):
         message = f"`reproducible: strict` needs a power of two of micro-batches, and {whole} / {micro} is {count}"
-        keys = ("training.global_batch_size", "training.micro_batch_size", "training.reproducible")
-        yield Contradiction(message, "change one of the sizes", keys)
+        yield _refusal(message, "change one of the sizes", "global_batch_size", "micro_batch_size", "reproducible")
 
 
 def _warmup(given: Given) -> Iterator[Contradiction]:
     warmup, steps = _number(given, "schedule.warmup_steps"), _number(given, "max_steps")
     if steps and warmup > steps:
         message = f"`schedule.warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
-        keys = ("training.schedule.warmup_steps", "training.max_steps")
-        yield Contradiction(message, "warm up for fewer steps", keys)
+        yield _refusal(message, "warm up for fewer steps", "schedule.warmup_steps", "max_steps")
 
 
 def _schedule(given: Given) -> Iterator[Contradiction]:
-    name, steps, found = _at(given, "schedule.name"), _number(given, "max_steps"), _at(given, "schedule.milestones")
-    milestones = [step for step in found if isinstance(step, int)] if isinstance(found, list | tuple) else []
-    key = "training.schedule.milestones"
+    name, steps, listed = _at(given, "schedule.name"), _number(given, "max_steps"), _at(given, "schedule.milestones")
+    milestones = [step for step in listed if isinstance(step, int)] if isinstance(listed, list | tuple) else []
     if name == "step" and not milestones:
         message = "`schedule.name: step` needs the steps at which the rate falls"
-        yield Contradiction(message, "write `milestones: [1000, 2000]`", ("training.schedule.name", key))
+        yield _refusal(message, "write `milestones: [1000, 2000]`", "schedule.name", "schedule.milestones")
     if steps and milestones and max(milestones) >= steps:
         message = f"`schedule.milestones` {max(milestones)} is not before `max_steps` {steps}: the rate would not fall"
-        yield Contradiction(message, "write earlier steps", (key, "training.max_steps"))
+        yield _refusal(message, "write earlier steps", "schedule.milestones", "max_steps")
     if name == "plateau" and not _at(given, "eval_every"):
         message = "`schedule.name: plateau` follows the evaluations, and the only one is after the last step"
-        yield Contradiction(message, "write `eval_every: 500`", ("training.schedule.name", "training.eval_every"))
+        yield _refusal(message, "write `eval_every: 500`", "schedule.name", "eval_every")
 
 
 def _pauses(given: Given) -> Iterator[Contradiction]:
@@ -333,17 +309,15 @@ def _pauses(given: Given) -> Iterator[Contradiction]:
     averages_late = _is(_at(given, "strategy"), _LOCAL.values) and period > 1
     if _at(given, "pause_epochs") and (is_piped or averages_late):
         message = "rungs in epochs end between two saves of this strategy"
-        of_strategy = ("training.pause_epochs", "training.strategy", "training.parallel.schedule")
-        yield Contradiction(message, "give `max_steps` in place of `epochs`", of_strategy)
-    pause_at = _number(given, "pause_at")
-    ends = [_number(given, "every_steps", "checkpoint"), _number(given, "eval_every")]
-    if pause_at and is_piped and not any(steps and pause_at % steps == 0 for steps in ends):
+        cure = "give `max_steps` in place of `epochs`"
+        yield _refusal(message, cure, "pause_epochs", "strategy", "parallel.schedule")
+    pause_at, saves = _number(given, "pause_at"), ("checkpoint.every_steps", "eval_every")
+    if pause_at and is_piped and not any((steps := _number(given, key)) and pause_at % steps == 0 for key in saves):
         message = (
             f"`pause_at` {pause_at} is no multiple of `checkpoint.every_steps` or `eval_every`, and with "
             "`schedule: async` only these steps leave no micro-batch in flight"
         )
-        keys = ("training.pause_at", "training.parallel.schedule", "checkpoint.every_steps", "training.eval_every")
-        yield Contradiction(message, "write a multiple", keys)
+        yield _refusal(message, "write a multiple", "pause_at", "parallel.schedule", *saves)
 
 
 def _in_words(row: Row, own: Any, other: Any) -> str:
