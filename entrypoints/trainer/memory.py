@@ -137,14 +137,18 @@ def _notes(spec: Spec, task: Task, dataset: Any, fingerprint: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _forms_only() -> Iterator[None]:
-    """Suppress all exceptions but FormError: the job's machines may have other files, and its tensors have values."""
+def _forms_only() -> Iterator[list[Exception]]:
+    """Suppress exceptions but FormError: the job's machines may have other files, and its tensors have values.
+
+    The list then has the exception.
+    """
+    suppressed = list[Exception]()
     try:
-        yield
+        yield suppressed
     except FormError:
         raise
-    except Exception:
-        return
+    except Exception as error:
+        suppressed.append(error)
 
 
 def _layouts(
@@ -274,7 +278,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         outer = outer_copies(local, trained) if is_local else []
         outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _kept_by_codes(wanted) * is_sparse)]
         average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
-        optimizer, spare, is_assumed = _first_step(spec, task, strategy, ranks, mode)
+        optimizer, spare = _first_step(spec, task, strategy, ranks, mode)
         if is_shared:
             optimizer.zero_grad()
             _give_gradients(trained)
@@ -282,6 +286,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         static_bytes = counter.live_bytes
         if not is_averaged:
             optimizer.zero_grad()
+    is_assumed = bool(spare)
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
     static_bytes, counter.peak_bytes = static_bytes - held_bytes, counter.live_bytes
 
@@ -295,14 +300,11 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
             strategy.share_update()
             optimizer.zero_grad()
 
-    try:
+    peak_bytes = static_bytes
+    with _forms_only() as errors:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
-    except FormError:
-        raise
-    except Exception as error:
-        return Estimate(static_bytes, static_bytes, parameters, is_assumed, _reason(error))
     del average, outer, spare
-    return Estimate(peak_bytes, static_bytes, parameters, is_assumed)
+    return Estimate(peak_bytes, static_bytes, parameters, is_assumed, *map(_reason, errors))
 
 
 def _is_averaged(wanted: TrainingSettings, ranks: int) -> bool:
@@ -414,8 +416,8 @@ def _give_gradients(trained: list[nn.Parameter]) -> None:
 
 def _first_step(
     spec: Spec, task: Task, strategy: Strategy, ranks: int, mode: FakeTensorMode
-) -> tuple[torch.optim.Optimizer, list[torch.Tensor], bool]:
-    """Return the optimizer with its state; tensors in place of the state, and whether they were needed."""
+) -> tuple[torch.optim.Optimizer, list[torch.Tensor]]:
+    """Return the optimizer with its state, and tensors in place of a state that the optimizer cannot make."""
     make = task.optimizer or (lambda module, _: optim.build(spec.training.optimizer, module.parameters()))
     is_async, own = facts_of(spec.training).has_servers, None
     with strategy.optimized():
@@ -432,18 +434,15 @@ def _first_step(
             place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
             own, _ = own_of(spec.training, place, strategy, optimizer)
     _give_gradients(trained)
-    try:
-        with own_optimizer.explained(optimizer):
-            optimizer.step()
-    except FormError:
-        raise
-    except Exception:
+    with _forms_only() as errors, own_optimizer.explained(optimizer):
+        optimizer.step()
+    if errors:
         getattr(optimizer, "state", {}).clear()
-        return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)], True
+        return optimizer, [torch.zeros_like(parameter) for parameter in trained for _ in range(2)]
     with _forms_only():
         if own is not None:
             own.check(strategy.parameter_names())
-    return optimizer, [], False
+    return optimizer, []
 
 
 def _passes(
