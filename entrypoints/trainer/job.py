@@ -245,7 +245,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     probe = _probe(spec, task, train_data, order, split) if place.pipeline > 1 else None
     strategy = wrap(wanted, module, place.device, split, **task.layout, probe=probe, silent=silent)
     split = dataclasses.replace(split, is_strided=strategy.strided)
-    optimizer, own, groups, warmup_start = _optimizer(spec, task, place, strategy, split)
+    optimizer, own, warmup_start = _optimizer(spec, task, place, strategy, split)
+    groups = optimizer.param_groups if own is None else own.rated or [{"lr": 0.0}]
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
     identity = {**_settings(spec, task, split), **of_model, **of_data}
@@ -365,13 +366,13 @@ def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, spl
 
 def _optimizer(
     spec: Spec, task: Task, place: RankContext, strategy: Strategy, split: data.Split
-) -> tuple[Any, OwnOptimizer | None, list[dict[str, Any]], float]:
-    """Return the optimizer, the task's own, the groups with a rate, and the rate's share at the warm-up's begin."""
+) -> tuple[Any, OwnOptimizer | None, float]:
+    """Return the optimizer, the task's own, and the share of the rate at which the warm-up begins."""
     wanted = spec.training
     if task.optimizer is not None:
         with strategy.optimized(), explaining("optimizer", wanted, strategy.module):
             optimizer = task.optimizer(strategy.module, spec.params)
-        return (optimizer, *own_of(wanted, place, strategy, optimizer), 0.0)
+        return optimizer, own_of(wanted, place, strategy, optimizer), 0.0
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
     fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
     is_warmed = task.schedule is None
@@ -380,36 +381,33 @@ def _optimizer(
         parameters = list(strategy.module.parameters())
     optimizer = optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused)
     strategy.adopt(optimizer)  # a user's optimizer keeps its settings
-    return optimizer, None, optimizer.param_groups, start
+    return optimizer, None, start
 
 
-def own_of(
-    wanted: TrainingSettings, place: RankContext, strategy: Strategy, optimizer: Any
-) -> tuple[OwnOptimizer, list[dict[str, Any]]]:
-    """Return the task's optimizer, and the groups with a rate. Raises TaskError."""
+def own_of(wanted: TrainingSettings, place: RankContext, strategy: Strategy, optimizer: Any) -> OwnOptimizer:
+    """Return the task's optimizer. Raises TaskError."""
     is_apart = facts_of(wanted).averages_weights and place.ranks > 1
     unable = "parallel.pipeline" if place.pipeline > 1 else f"strategy: {wanted.strategy}" if is_apart else None
     with strategy.optimized():
         trained = [p for p in strategy.module.parameters() if p.requires_grad]
     own = OwnOptimizer(optimizer, strategy.parameter_names(), unable, trained)
-    groups = own.rated
-    if not groups and wanted.schedule != ScheduleSettings():
+    if not own.rated and wanted.schedule != ScheduleSettings():
         raise FormError(
             f"training.schedule changes `lr` in param_groups, and {type(optimizer).__name__} has no group with `lr`; "
             "leave the schedule out, or give the groups an lr"
         )
-    return own, groups or [{"lr": 0.0}]
+    return own
 
 
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:
     # Under local the clocks of the first steps would be reported for ever.
-    has_clocks = not facts_of(wanted).averages_weights
+    is_local = facts_of(wanted).averages_weights
     return ThroughputMeter(
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
         peak_tflops=wanted.peak_tflops or device_peak_tflops(place.device, wanted.precision),
-        communication=ddp_communication(strategy.model, wanted.log_every or 10) if has_clocks else None,
+        communication=None if is_local else ddp_communication(strategy.model, wanted.log_every or 10),
         stage_times=strategy.stage_times,
         figures=strategy.figures,
         device=place.device,

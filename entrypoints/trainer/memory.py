@@ -432,7 +432,7 @@ def _first_step(
         is_replaced = any(not isinstance(p, FakeTensor) and mode.from_tensor(p) in names for p in others)
         if task.optimizer is not None and not is_replaced:
             place = RankContext(0, ranks, _CPU, pipeline=spec.training.parallel.pipeline)
-            own, _ = own_of(spec.training, place, strategy, optimizer)
+            own = own_of(spec.training, place, strategy, optimizer)
     _give_gradients(trained)
     with _forms_only() as errors, own_optimizer.explained(optimizer):
         optimizer.step()
