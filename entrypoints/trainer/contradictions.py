@@ -7,9 +7,8 @@ Ranges and choices of single values are in the launcher's schema only.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any
 
 from .optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
@@ -202,7 +201,7 @@ def differing(settings: Any) -> dict[str, Any]:
     """Return the settings that differ from their defaults, as the keys that were given."""
     default = TrainingSettings(1) if isinstance(settings, TrainingSettings) else type(settings)()
     return {
-        name: differing(value) if dataclasses.is_dataclass(value) else value
+        name: differing(value) if is_dataclass(value) else value
         for name, value in vars(settings).items()
         if value != getattr(default, name)
     }

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -106,7 +104,7 @@ class TrainingJob:
     scaled: Any  # the optimizer, as the loss scaler takes it
     groups: list[dict[str, Any]]  # of parameters that share a rate, of all optimizers inside
     base_lrs: list[float]
-    warmup_start: float  # the factor on the rate at the start of the warm-up
+    factor: Callable[[int, int, int], float]  # on the rates: of the step counted from 0, the last step, plateau's falls
     identity: dict[str, Any]  # the job's description in every checkpoint, compared at a resume
     meter: ThroughputMeter
     saver: Saver
@@ -145,7 +143,7 @@ class TrainingJob:
         """Return a context in which the model has its averaged weights, if the job, or its optimizer, has any."""
         if self.own is not None and self.own.has_modes and self.ema is None:
             return self.own.averaged(self.strategy.module)
-        return contextlib.nullcontext() if self.ema is None else self.ema.swapped()
+        return nullcontext() if self.ema is None else self.ema.swapped()
 
 
 @dataclass
@@ -244,8 +242,8 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     parameters = sum(p.numel() for p in module.parameters())
     probe = _probe(spec, task, train_data, order, split) if place.pipeline > 1 else None
     strategy = wrap(wanted, module, place.device, split, **task.layout, probe=probe, silent=silent)
-    split = dataclasses.replace(split, is_strided=strategy.strided)
-    optimizer, own, warmup_start = _optimizer(spec, task, place, strategy, split)
+    split = replace(split, is_strided=strategy.strided)
+    optimizer, own = _optimizer(spec, task, place, strategy, split)
     groups = optimizer.param_groups if own is None else own.rated or [{"lr": 0.0}]
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
@@ -274,7 +272,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         scaled=optimizer if own is None else own.scaled,
         groups=groups,
         base_lrs=[float(group["lr"]) for group in groups],
-        warmup_start=warmup_start,
+        factor=_factor(spec, task, split),
         identity=identity,
         meter=_meter(wanted, split, place, strategy),
         saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
@@ -366,22 +364,30 @@ def _probe(spec: Spec, task: Task, train_data: Any, order: data.SampleOrder, spl
 
 def _optimizer(
     spec: Spec, task: Task, place: RankContext, strategy: Strategy, split: data.Split
-) -> tuple[Any, OwnOptimizer | None, float]:
-    """Return the optimizer, the task's own, and the share of the rate at which the warm-up begins."""
+) -> tuple[Any, OwnOptimizer | None]:
+    """Return the optimizer, and the record of a task's own."""
     wanted = spec.training
     if task.optimizer is not None:
         with strategy.optimized(), explaining("optimizer", wanted, strategy.module):
             optimizer = task.optimizer(strategy.module, spec.params)
-        return optimizer, own_of(wanted, place, strategy, optimizer), 0.0
+        return optimizer, own_of(wanted, place, strategy, optimizer)
     # On CPUs, fused AdamW rounds a tensor's last elements differently, so shards would differ from the whole.
     fused = wanted.reproducible != "strict" or (facts_of(wanted).is_whole and wanted.shard is None)
-    is_warmed = task.schedule is None
-    start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch) if is_warmed else 0.0
     with strategy.optimized():
         parameters = list(strategy.module.parameters())
     optimizer = optim.build(wanted.optimizer, parameters, split.global_batch, fused=fused)
     strategy.adopt(optimizer)  # a user's optimizer keeps its settings
-    return optimizer, None, start
+    return optimizer, None
+
+
+def _factor(spec: Spec, task: Task, split: data.Split) -> Callable[[int, int, int], float]:
+    """Return the factor on the rates, as a function. Raises TaskError if a rate is scaled up without a warm-up."""
+    own, wanted, start = task.schedule, spec.training, 0.0
+    if own is not None:
+        return lambda step, max_steps, _: optim.own_factor(own, step, max_steps, spec.params)
+    if task.optimizer is None:
+        start = optim.warmup_start(wanted.optimizer, wanted.schedule, split.global_batch)
+    return lambda step, max_steps, falls: optim.lr_factor(wanted.schedule, step, max_steps, start, falls)
 
 
 def own_of(wanted: TrainingSettings, place: RankContext, strategy: Strategy, optimizer: Any) -> OwnOptimizer:
@@ -402,11 +408,14 @@ def own_of(wanted: TrainingSettings, place: RankContext, strategy: Strategy, opt
 def _meter(wanted: TrainingSettings, split: data.Split, place: RankContext, strategy: Strategy) -> ThroughputMeter:
     # Under local the clocks of the first steps would be reported for ever.
     is_local = facts_of(wanted).averages_weights
+    # Compiled code cannot be counted, and with the schedule async a step holds other passes than its own.
+    is_counted = not wanted.compile and wanted.parallel.schedule != "async"
+    peak_tflops = wanted.peak_tflops or device_peak_tflops(place.device, wanted.precision)
     return ThroughputMeter(
         split.global_batch,
         tokens_per_sample=wanted.tokens_per_sample,
         ranks=place.ranks,
-        peak_tflops=wanted.peak_tflops or device_peak_tflops(place.device, wanted.precision),
+        peak_tflops=peak_tflops if is_counted else None,
         communication=None if is_local else ddp_communication(strategy.model, wanted.log_every or 10),
         stage_times=strategy.stage_times,
         figures=strategy.figures,

@@ -12,7 +12,6 @@ and the fragments of the allocator are not in it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import gc
 import json
@@ -22,8 +21,7 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +99,7 @@ def main(spec_file: str, usable_bytes: int) -> None:
         dataset, fingerprint = train_split(spec, task)
         order_of(spec, task, dataset)
         for changes, layout in _layouts(spec, task, dataset, ranks, job.nproc_per_node, usable_bytes):
-            answer({"changes": changes, **dataclasses.asdict(layout)})
+            answer({"changes": changes, **asdict(layout)})
             for note in _notes(spec, task, dataset, fingerprint) if not changes else ():
                 answer({"note": note})
 
@@ -449,10 +447,11 @@ def _passes(
     wanted: TrainingSettings, task: Task, strategy: Strategy, batch: Any, owned: range, tally: weighted.Tally
 ) -> None:
     """Run the forward and backward passes of the micro-batches of a step."""
-    offloaded = functools.partial(saved_on_host, strategy.module, "meta") if wanted.activation_offload else nullcontext
+    offloaded = functools.partial(saved_on_host, strategy.module, "meta")
+    around = offloaded if wanted.activation_offload else contextlib.nullcontext
 
     def loss_of(model: Any, batch: Any) -> Any:
-        with strategy.autocast(), offloaded(), SparseCalls(wanted, strategy.module, task.optimizer is not None):
+        with strategy.autocast(), around(), SparseCalls(wanted, strategy.module, task.optimizer is not None):
             return tally.take(task.loss(model, batch))
 
     if strategy.walk is None:

@@ -242,7 +242,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(spec: Spec) -> Spec:
-    """Return the spec with an evaluation of a few batches; `config_sha256` stays the whole job's."""
-    wanted = spec.training
-    batches = min(wanted.eval_batches or REHEARSAL_EVAL_BATCHES, REHEARSAL_EVAL_BATCHES)
-    return replace(spec, training=replace(wanted, eval_batches=batches, log_every=1))
+    """Return the spec without pauses, with an evaluation of a few batches; `config_sha256` stays the whole job's."""
+    batches = min(spec.training.eval_batches or REHEARSAL_EVAL_BATCHES, REHEARSAL_EVAL_BATCHES)
+    changes: dict[str, Any] = {"eval_batches": batches, "log_every": 1, **dict.fromkeys(_PAUSES)}
+    return replace(spec, training=replace(spec.training, **changes))

@@ -67,7 +67,6 @@ def main() -> int:
     progress = resume(job)
     initialize(job, progress)
     progress.rehearsal = rehearsed
-    progress.pause_at = None if rehearsed is not None else progress.pause_at
     begin_s = time.perf_counter()
     report.say_start(job, progress)
     try:
@@ -261,13 +260,9 @@ def _update(job: TrainingJob, step: int) -> None:
 
 def _set_lr(job: TrainingJob, progress: TrainState) -> float:
     """Set the rates of this step, and return the first. Without a schedule a task's own optimizer has its own rates."""
-    own, schedule, step, max_steps = job.task.schedule, job.spec.training.schedule, progress.step, progress.max_steps
-    if job.own is not None and own is None and schedule.is_flat:
+    if job.own is not None and job.task.schedule is None and job.spec.training.schedule.is_flat:
         return job.groups[0]["lr"]  # type: ignore[no-any-return]  # a tensor on a GPU is read only if logged
-    if own is not None:
-        factor = optim.own_factor(own, step, max_steps, job.spec.params)
-    else:
-        factor = optim.lr_factor(schedule, step, max_steps, job.warmup_start, progress.falls)
+    factor = job.factor(progress.step, progress.max_steps, progress.falls)
     if job.own is None:
         return optim.set_lr(job.groups, job.base_lrs, factor)
     return job.own.set_lr(job.groups, job.base_lrs, factor)
@@ -378,11 +373,9 @@ def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
 
 
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:
-    """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the device's peak is known."""
-    training, is_known = job.spec.training, job.meter.flops_per_step is not None
-    # With the schedule async a step holds other passes than its own.
-    is_left_out = is_known or job.meter.peak_tflops is None or training.compile
-    return _AS_IT_IS if is_left_out or training.parallel.schedule == "async" else _counting(job)
+    """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the meter can use the count."""
+    is_known = job.meter.flops_per_step is not None
+    return _AS_IT_IS if is_known or job.meter.peak_tflops is None else _counting(job)
 
 
 @contextmanager

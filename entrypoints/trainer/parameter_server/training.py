@@ -28,7 +28,7 @@ from torch import nn
 from ...errors import TaskError
 from ...rank import exchange, heartbeat
 from ...rank.agree import Agreed
-from .. import optim, report, saving
+from .. import report, saving
 from ..job import TrainingJob, TrainState
 from ..strategies.buffers import pack, unpack
 from .server import ServerNews, ShardServer, Tickets
@@ -144,8 +144,7 @@ class _Rank:
             progress.samples += job.split.global_batch
             job.meter.tick()
             if loss is not None and report.is_logged(job, progress, progress.step):
-                training = job.spec.training
-                factor = optim.lr_factor(training.schedule, progress.step - 1, progress.max_steps, job.warmup_start)
+                factor = job.factor(progress.step - 1, progress.max_steps, 0)
                 report.say_step(job, progress, loss, job.base_lrs[0] * factor, None)
 
     def _figures(self) -> dict[str, Any]:
