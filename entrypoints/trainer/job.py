@@ -460,11 +460,11 @@ def eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContex
     A task that asked for evaluation must have a split. Otherwise a `dataset` that refuses the name "eval", or ignores
     the name and returns the training split again, counts as having no split. Raises TaskError.
     """
-    asked = task.evaluate is not None or spec.training.eval_every is not None
-    dataset = None
+    wanted, dataset = spec.training, None
+    asked = task.evaluate is not None or wanted.eval_every is not None
+    limit = wanted.eval_batches and wanted.eval_batches * wanted.global_batch_size
     try:
-        limit = spec.training.eval_batches and spec.training.eval_batches * spec.training.global_batch_size
-        dataset = task.make_dataset(spec.params, "eval", spec.training.seed, limit)
+        dataset = task.make_dataset(spec.params, "eval", wanted.seed, limit)
     except Exception as error:
         if asked:
             raise
@@ -472,13 +472,11 @@ def eval_split(spec: Spec, task: Task, train_fingerprint: str, place: RankContex
         if place.is_head:
             print(f"no evaluation: dataset(params, 'eval') raised {type(error).__name__}: {error}")
     if dataset is None and asked:
-        raise TaskError(
-            "evaluation is asked for, by `evaluate` or eval_every, but dataset(params, 'eval') returned None"
-        )
-    if dataset is not None and not asked and data.fingerprint(dataset, spec.training.seed) == train_fingerprint:
+        why = "evaluation is asked for, by `evaluate` or eval_every"
+        raise TaskError(f"{why}, but dataset(params, 'eval') returned None")
+    if dataset is not None and not asked and data.fingerprint(dataset, wanted.seed) == train_fingerprint:
         dataset = None
-    having = torch.tensor(int(dataset is not None))
-    dist.all_reduce(having)
-    if 0 < int(having) < place.ranks:
-        raise TaskError(f"dataset(params, 'eval') gave {int(having)} of {place.ranks} ranks a split, the others none")
+    having = sum(exchange.gather(dataset is not None))
+    if 0 < having < place.ranks:
+        raise TaskError(f"dataset(params, 'eval') gave {having} of {place.ranks} ranks a split, the others none")
     return dataset

@@ -22,6 +22,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,9 @@ def _layouts(
     if own.why or not usable_bytes:
         return
     does_fit = own.bytes <= usable_bytes
-    tried = _without(spec.training) if does_fit else _with(spec.training, ranks, nproc, own, usable_bytes)
+    slower = {"parallel.pipeline": 1, "parallel.tensor": 1, "activation_checkpointing": False}
+    in_use = [{key: off} for key, off in slower.items() if attrgetter(key)(spec.training) != off]
+    tried = in_use if does_fit else _with(spec.training, ranks, nproc, own, usable_bytes)
     for changes in tried:
         with contextlib.suppress(Exception):  # a layout that this model or these ranks do not allow
             other = estimate(replace(spec, training=_changed(spec.training, changes)), task, ranks, batch_of)
@@ -171,16 +174,6 @@ def _layouts(
                 yield changes, other
                 if not does_fit:
                     return
-
-
-def _without(wanted: TrainingSettings) -> Iterator[Changes]:
-    """Yield the settings that cost time, each left out."""
-    if wanted.parallel.pipeline > 1:
-        yield {"parallel.pipeline": 1}
-    if wanted.parallel.tensor > 1:
-        yield {"parallel.tensor": 1}
-    if wanted.activation_checkpointing:
-        yield {"activation_checkpointing": False}
 
 
 def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usable_bytes: int) -> Iterator[Changes]:
@@ -214,12 +207,11 @@ def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usabl
 def _changed(wanted: TrainingSettings, changes: Changes) -> TrainingSettings:
     own = {key: value for key, value in changes.items() if "." not in key}
     layout = {key.partition(".")[2]: value for key, value in changes.items() if "." in key}
-    parallel = wanted.parallel
     if layout.get("tensor") == 1:
-        parallel = replace(parallel, sequence=False, plan=None)
+        layout |= {"sequence": False, "plan": None}
     if layout.get("pipeline") == 1:
-        parallel = replace(parallel, schedule="1f1b", cut="even", chunks=1, weights="stash")
-    return replace(wanted, parallel=replace(parallel, **layout), **own)
+        layout |= {"schedule": "1f1b", "cut": "even", "chunks": 1, "weights": "stash"}
+    return replace(wanted, parallel=replace(wanted.parallel, **layout), **own)
 
 
 def estimate(spec: Spec, task: Task, ranks: int, batch_of: Callable[[int], Any]) -> Estimate:
@@ -302,7 +294,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     with _forms_only() as errors:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     del average, outer, spare
-    return Estimate(peak_bytes, static_bytes, parameters, is_assumed, *map(_reason, errors))
+    return Estimate(peak_bytes, static_bytes, parameters, is_assumed, _reason(errors[0]) if errors else None)
 
 
 def _is_averaged(wanted: TrainingSettings, ranks: int) -> bool:
