@@ -38,7 +38,7 @@ def own_generators(root: Any, *, is_used: bool = False) -> tuple[Any, ...]:
     An object whose attributes have other types than before is searched anew.
     """
     form = (is_used, *map(type, getattr(root, "__dict__", {}).values()))
-    _, found, forms = _known.get(id(root), (None, (), set[Form]()))
+    _, found, forms = _known.get(id(root)) or (None, (), set[Form]())
     if form not in forms:
         if len(_known) >= 16:  # the functions and splits of a job, with room
             _known.clear()

@@ -183,19 +183,16 @@ def _with(wanted: TrainingSettings, ranks: int, nproc: int, own: Estimate, usabl
     while micro > 1 and own.static_bytes + (own.bytes - own.static_bytes) * micro / size > usable_bytes:
         micro = 1 if micro % 2 else micro // 2  # until the activations leave room
     small: Changes = {} if micro == size else {"micro_batch_size": micro}
+    least: Changes = dict.fromkeys(small, 1)
     shards: Changes = {"strategy": sharded} if sharded and ranks > wanted.parallel.ranks else {}
     again: Changes = {} if wanted.activation_checkpointing else {"activation_checkpointing": True}
-    whole: Changes = {**shards, **again, **dict.fromkeys(small, 1)}
+    whole: Changes = {**shards, **again, **least}
     wider = [{**whole, "parallel.tensor": n} for n in (2, nproc) if nproc % n == 0 and n > wanted.parallel.tensor]
     micro = 1 if small else wanted.micro_batch_size or wanted.global_batch_size
     # Otherwise a step has less than two micro-batches for each stage, whatever their number, and stages mostly wait.
     is_filled = wanted.global_batch_size * wanted.parallel.tensor >= 2 * micro * ranks
-    stages = (2, 4, 8) if is_filled else ()
-    longer = [
-        {**again, **dict.fromkeys(small, 1), "parallel.pipeline": n}  # without shards, which some models do not allow
-        for n in stages
-        if ranks % n == 0 and n > wanted.parallel.pipeline
-    ]
+    stages = [n for n in (2, 4, 8) if is_filled and ranks % n == 0 and n > wanted.parallel.pipeline]
+    longer = [{**again, **least, "parallel.pipeline": n} for n in stages]  # shards are not allowed by some models
     tried: list[Changes] = [{}]
     for changes in (shards, small, again, {**shards, **small}, {**shards, **again}, whole, *wider, *longer):
         is_split = not {"strategy", "parallel.tensor", "parallel.pipeline"}.isdisjoint(changes)

@@ -109,7 +109,7 @@ class Task:
         Each call of `dataset` finds all generators in the same state: a random partition is the same for all splits.
         """
         seed_all(mix(seed, INIT, 0), own_generators(self.dataset))
-        data = self.dataset(params, split)
+        data, call = self.dataset(params, split), f"dataset(params, {split!r})"
         if data is None:
             return None
         by_index = isinstance(data, Sized) and getattr(type(data), "__getitem__", None) not in (None, _ONLY_RAISES)
@@ -119,22 +119,21 @@ class Task:
             data = list(itertools.islice(Stream(data, seed).items(0), min(most or _MOST_HELD, _MOST_HELD) + 1))[:most]
             if len(data) > _MOST_HELD:
                 raise FormError(
-                    f"dataset(params, {split!r}) is a stream of more than {_MOST_HELD:,} samples, which would be held "
-                    "in memory; end it with itertools.islice, or set training.eval_batches"
+                    f"{call} is a stream of more than {_MOST_HELD:,} samples, which would be held in memory; end it "
+                    "with itertools.islice, or set training.eval_batches"
                 )
         elif not by_index:
             raise FormError(
-                f"dataset(params, {split!r}) returned a {type(data).__name__}, which has no length or no items by "
-                "index, so no resume could be exact; return a map-style Dataset with __len__ and __getitem__, or a "
-                "torch IterableDataset"
+                f"{call} returned a {type(data).__name__}, which has no length or no items by index, so no resume "
+                "could be exact; return a map-style Dataset with __len__ and __getitem__, or a torch IterableDataset"
             )
         try:
             count = len(data)
         except Exception as error:
-            what = f"dataset(params, {split!r}) returned a {type(data).__name__} whose __len__ raises {error!r}"
+            what = f"{call} returned a {type(data).__name__} whose __len__ raises {error!r}"
             raise TaskError(f"{what}; return its number of items, or a torch IterableDataset") from error
         if not count:
-            raise TaskError(f"dataset(params, {split!r}) is empty; look at the path it reads and at params")
+            raise TaskError(f"{call} is empty; look at the path it reads and at params")
         return data
 
     def check_length(self, dataset: Any, wanted: TrainingSettings) -> None:
