@@ -273,7 +273,6 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         static_bytes = counter.live_bytes
         if not is_averaged:
             optimizer.zero_grad()
-    is_assumed = bool(spare)
     held_bytes = counter.live_bytes if wanted.cpu_offload else 0  # in the host's memory
     static_bytes, counter.peak_bytes = static_bytes - held_bytes, counter.live_bytes
 
@@ -282,7 +281,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
             _passes(wanted, task, strategy, batch, range(count), tally)
         with counter:
             strategy.finish()
-            if not is_assumed:  # else the optimizer cannot run without data
+            if not spare:  # else the optimizer cannot run without data
                 optimizer.step()
             strategy.share_update()
             optimizer.zero_grad()
@@ -290,8 +289,8 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     peak_bytes = static_bytes
     with _forms_only() as errors:
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
-    del average, outer, spare
-    return Estimate(peak_bytes, static_bytes, parameters, is_assumed, _reason(errors[0]) if errors else None)
+    del average, outer
+    return Estimate(peak_bytes, static_bytes, parameters, bool(spare), _reason(errors[0]) if errors else None)
 
 
 def _is_averaged(wanted: TrainingSettings, ranks: int) -> bool:
