@@ -215,12 +215,10 @@ def connect(timeout_s: float, is_strict: bool = False, parallel: ParallelSetting
     else:  # the thread count changes the order of sums, so the count is fixed, and recorded in the checkpoint
         # Strict uses one thread: a changed number of ranks per machine would change the number of threads.
         torch.set_num_threads(1 if is_strict else int(os.environ.get("OMP_NUM_THREADS") or 1))
-    alone: dict[str, Any] = {}
-    if "RANK" not in os.environ:
-        alone = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
+    alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}  # type: ignore[attr-defined]
     # Agreements are CPU tensors, over gloo even if gradients use NCCL: reading them never waits for the GPU.
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **alone)
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s), **({} if "RANK" in os.environ else alone))
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     return RankContext(rank, ranks, device, parallel.tensor, parallel.pipeline)
 
@@ -247,13 +245,14 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     groups = optimizer.param_groups if own is None else own.rated or [{"lr": 0.0}]
     of_data = {"dataset_length": len(train_data), "dataset_fingerprint": fingerprint, "order": order.kind}
     of_model = {"optimizer": type(optimizer).__name__, "parameters": parameters}
-    identity = {**_settings(spec, task, split), **of_model, **of_data}
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = open_mirror(spec.checkpoint.mirror, spec.job)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
     _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
     roots = (task.loss, task.evaluate, task.outputs, task.after_step, strategy.module)
-    scaler = _scaler(wanted, place, strategy)
+    # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
+    kind = torch.amp.GradScaler if strategy.exchange is None else ShardedGradScaler
+    scaler = kind(place.device.type, enabled=wanted.precision == "fp16")
     strategy.attach(optimizer, scaler)
     return TrainingJob(
         spec=spec,
@@ -273,7 +272,7 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         groups=groups,
         base_lrs=[float(group["lr"]) for group in groups],
         factor=_factor(spec, task, split),
-        identity=identity,
+        identity={**_settings(spec, task, split), **of_model, **of_data},
         meter=_meter(wanted, split, place, strategy),
         saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
         folder=folder,
@@ -296,19 +295,11 @@ def _start_clocks(
     agreement.start(place.rank, spec.checkpoint.every_s, guess_s, ask_file, guess_s if uploads else 0.0, **spacing)
 
 
-def _scaler(wanted: TrainingSettings, place: RankContext, strategy: Strategy) -> torch.amp.GradScaler:
-    """Return the loss scaler, active in fp16 only."""
-    # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
-    kind = torch.amp.GradScaler if strategy.exchange is None else ShardedGradScaler
-    return kind(place.device.type, enabled=wanted.precision == "fp16")
-
-
 def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
     """Return the training data and their fingerprint. Collective. Raises TaskError."""
     dataset = task.make_dataset(spec.params, "train", spec.training.seed)
     if dataset is None:
         raise TaskError("dataset(params, 'train') returned None; the training split is needed")
-    task.check_length(dataset, spec.training)
     fingerprint = data.fingerprint(dataset, spec.training.seed)
     some = data.some_hashes(dataset, spec.training.seed) if dist.get_world_size() > 1 else []
     seen = exchange.gather([len(dataset), fingerprint, some])  # else the ranks might train different numbers of steps
@@ -331,8 +322,13 @@ def train_split(spec: Spec, task: Task) -> tuple[Any, str]:
 
 def order_of(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     """Return the order of the training samples. Collective. Raises TaskError."""
-    seed, shuffles = spec.training.seed, spec.training.shuffle
+    wanted = spec.training
+    seed, shuffles, epochs = wanted.seed, wanted.shuffle, wanted.epochs
     if isinstance(dataset, data.Stream):
+        if epochs is not None or wanted.pause_epochs is not None:
+            raise FormError("the training data are a stream, which has no length: set training.max_steps, not epochs")
+        if task.sampler is not None:
+            raise FormError("sampler gives indices, and the training data are a stream, which has none: leave it out")
         return data.SampleOrder(seed, sys.maxsize, data.AS_IT_IS)
     if task.sampler is None:
         return data.SampleOrder(seed, len(dataset), "shuffled" if shuffles else data.AS_IT_IS)
@@ -341,8 +337,7 @@ def order_of(spec: Spec, task: Task, dataset: Any) -> data.SampleOrder:
     data.seed_all(data.mix(seed, data.INIT, 0))
     sampler = task.sampler(dataset, spec.params)
     first = data.drawn(sampler, seed, 0, len(dataset))
-    steps, epochs = spec.training.max_steps, spec.training.epochs
-    last = math.ceil(epochs or (steps or 1) * spec.training.global_batch_size / len(first)) - 1
+    last = math.ceil(epochs or (wanted.max_steps or 1) * wanted.global_batch_size / len(first)) - 1
     looked = sorted({1, min(2, last), last} - {0})  # an order that grows is found here, not in a later epoch
     more = [data.drawn(sampler, seed, epoch, len(dataset), len(first)) for epoch in (*looked, 0)]
     digest = hashlib.sha256(torch.cat(more).numpy().tobytes()).hexdigest()

@@ -136,15 +136,6 @@ class Task:
             raise TaskError(f"{call} is empty; look at the path it reads and at params")
         return data
 
-    def check_length(self, dataset: Any, wanted: TrainingSettings) -> None:
-        """Raise FormError if the training data are a stream, and a setting or a sampler needs their length."""
-        if not isinstance(dataset, Stream):
-            return
-        if wanted.epochs is not None or wanted.pause_epochs is not None:
-            raise FormError("the training data are a stream, which has no length: set training.max_steps, not epochs")
-        if self.sampler is not None:
-            raise FormError("sampler gives indices, and the training data are a stream, which has none: leave it out")
-
 
 def load_task(target: str | Path, seed: int = 0) -> Task:
     """Return the functions of the task file; report all faults at once. Exceptions from the file propagate.

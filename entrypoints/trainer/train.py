@@ -20,7 +20,6 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..checkpoints.folder import CheckpointError
 from ..errors import TaskError
@@ -185,7 +184,9 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
         job.scaler.unscale_(job.scaled)
     if training.clip_norm:
         norm = strategy.clip(training.clip_norm)
-    is_sick = skips and not _is_healthy(job, progress.own_loss if is_lone else verdict.loss)
+    total = progress.own_loss if is_lone else verdict.loss
+    # In fp16 the scaler checks the gradient.
+    is_sick = skips and not (math.isfinite(total) and (job.scaler.is_enabled() or strategy.finite_gradients()))
     is_left_out = is_sick or count == 0  # no terms have no mean
     if is_sick:
         strategy.undo_buffers()
@@ -210,7 +211,10 @@ def _step(job: TrainingJob, progress: TrainState, batches: data.Batches) -> Agre
     if is_lone and (skips or count is not None):
         _add_left_out(job, progress, is_left_out, is_met=covered > 0)
     elif is_left_out:
-        _report_left_out(job, progress, None if count == 0 else loss)
+        why = "its count is 0" if count == 0 else f"its loss ({loss:.4g}) or gradient is not finite"
+        report.say_left_out(job, progress, f" left out: {why}")
+        if progress.skipped >= saving.MAX_SKIPPED:
+            saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
     if verdict.failed:
         saving.retry_later(job, progress)
     if not (is_left_out or (skips and not math.isfinite(loss))):  # of a lone step: on any rank
@@ -228,11 +232,6 @@ def _agreed(job: TrainingJob) -> Agreed:
     verdict = job.agreement.finish()
     job.tally.compare(verdict)
     return verdict
-
-
-def _is_healthy(job: TrainingJob, loss: torch.Tensor | float) -> bool:
-    """Return whether loss and gradient are finite; in fp16 the scaler checks the gradient."""
-    return math.isfinite(loss) and (job.scaler.is_enabled() or job.strategy.finite_gradients())
 
 
 @torch.no_grad()
@@ -382,13 +381,8 @@ def _counted(job: TrainingJob) -> AbstractContextManager[None]:
 def _counting(job: TrainingJob) -> Iterator[None]:
     with metrics.FlopCounter() as counter:
         yield
-    count = float(counter.total or 0)
-    if job.place.pipeline == 1:
-        job.meter.flops_per_step = count * job.split.virtual
-        return
-    stages = torch.tensor(count, dtype=torch.float64)
-    dist.all_reduce(stages)
-    job.meter.flops_per_step = float(stages) / job.place.tensor
+    count, is_whole = float(counter.total or 0), job.place.pipeline == 1
+    job.meter.flops_per_step = count * job.split.virtual if is_whole else sum(exchange.gather(count)) / job.place.tensor
 
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
@@ -414,14 +408,6 @@ def _around_loss(job: TrainingJob) -> AbstractContextManager[Any]:
     if training.activation_offload:
         around.enter_context(saved_on_host(module))
     return around
-
-
-def _report_left_out(job: TrainingJob, progress: TrainState, loss: float | None) -> None:
-    """Report a step that all ranks left out: for its `loss` or gradient, or for a count of 0."""
-    why = "its count is 0" if loss is None else f"its loss ({loss:.4g}) or gradient is not finite"
-    report.say_left_out(job, progress, f" left out: {why}")
-    if progress.skipped >= saving.MAX_SKIPPED:
-        saving.fail(job, progress, f"{saving.MAX_SKIPPED} steps in a row were left out: {why}")
 
 
 def _add_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:
