@@ -177,7 +177,7 @@ def of(given: Given) -> Iterator[Contradiction]:
             continue
         if _is(other, row.other.values) != is_needed and (not is_needed or _is_known(key, other)):
             yield _refusal(_in_words(row, own, other), row.cure, row.key, key, *(row.under or ())[:1])
-    for rule in (_averages, _power_of_two, _warmup, _schedule, _pauses):
+    for rule in (_averages, _power_of_two, _schedule, _pauses):
         yield from rule(given)
 
 
@@ -280,15 +280,12 @@ def _power_of_two(given: Given) -> Iterator[Contradiction]:
         yield _refusal(message, "change one of the sizes", "global_batch_size", "micro_batch_size", "reproducible")
 
 
-def _warmup(given: Given) -> Iterator[Contradiction]:
+def _schedule(given: Given) -> Iterator[Contradiction]:
     warmup, steps = _number(given, "schedule.warmup_steps"), _number(given, "max_steps")
     if steps and warmup > steps:
         message = f"`schedule.warmup_steps` {warmup} is more than `max_steps` {steps}: the rate would never be reached"
         yield _refusal(message, "warm up for fewer steps", "schedule.warmup_steps", "max_steps")
-
-
-def _schedule(given: Given) -> Iterator[Contradiction]:
-    name, steps, listed = _at(given, "schedule.name"), _number(given, "max_steps"), _at(given, "schedule.milestones")
+    name, listed = _at(given, "schedule.name"), _at(given, "schedule.milestones")
     milestones = [step for step in listed if isinstance(step, int)] if isinstance(listed, list | tuple) else []
     if name == "step" and not milestones:
         message = "`schedule.name: step` needs the steps at which the rate falls"

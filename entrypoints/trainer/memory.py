@@ -238,18 +238,21 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
     wanted = replace(spec.training, compile=False)  # compiled code cannot run without data
     local, facts = wanted.local or LocalSettings(), facts_of(wanted)
     is_local = facts.averages_weights and ranks > 1
-    is_async = facts.has_servers  # a worker trains alone, and its rank's process has a second copy
     parallel = (wanted := together(wanted)).parallel
     _be_rank(rank, ranks, parallel)
     split = data.split_batch(wanted.global_batch_size, wanted.micro_batch_size, ranks // parallel.ranks)
-    is_averaged = _is_averaged(wanted, ranks)
+    # By DistributedDataParallel: the gradients are views of its buckets, which live all the time.
+    is_copied = facts_of(wanted).averages_gradients and parallel.ranks == 1 and ranks > 1
+    is_averaged = is_copied and wanted.reproducible != "strict"
     is_shared = wanted.shard == "optimizer" and ranks > 1
     split = replace(split, ranks=1) if is_averaged else split
     # A rank that trains alone, or sends codes, has no buckets.
     is_sparse = wanted.compression in SPARSE and ranks > 1
-    is_averaged = is_averaged and not is_async and not is_sparse and (not is_local or local.sync_steps > 0)
+    has_momentum = OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0
+    # A worker trains alone, beside its rank's copy; codes keep the residual, the mean over the ranks, and the momentum.
+    copies = facts.has_servers + (2 + has_momentum) * is_sparse
+    is_averaged = is_averaged and not facts.has_servers and not is_sparse and (not is_local or local.sync_steps > 0)
     mode, counter = FakeTensorMode(allow_non_fake_inputs=True), StorageCounter()
-    tally = weighted.Tally(split, wanted.tokens_per_sample)
     module = without_data(spec, task, mode)
     _require_kept(spec, task, ranks, module, batch_of)
     parameters = sum(p.numel() for p in module.parameters())
@@ -263,7 +266,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         if is_shared and is_averaged:
             strategy = shard_optimizer(wanted, strategy, _CPU, silent=False)
         outer = outer_copies(local, trained) if is_local else []
-        outer += [[p.detach().clone() for p in trained] for _ in range(is_async + _kept_by_codes(wanted) * is_sparse)]
+        outer += [[p.detach().clone() for p in trained] for _ in range(copies)]
         average = None if wanted.ema_decay is None else Ema(strategy.module, wanted.ema_decay)
         optimizer, spare = _first_step(spec, task, strategy, ranks, mode)
         if is_shared:
@@ -278,7 +281,7 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
 
     def step(count: int) -> None:
         with mode, counter:
-            _passes(wanted, task, strategy, batch, range(count), tally)
+            _passes(wanted, task, strategy, batch, range(count), weighted.Tally(split, wanted.tokens_per_sample))
         with counter:
             strategy.finish()
             if not spare:  # else the optimizer cannot run without data
@@ -291,17 +294,6 @@ def _of_rank(spec: Spec, task: Task, ranks: int, rank: int, batch_of: Callable[[
         peak_bytes = _peak_bytes(counter, step, parallel, split.accumulation) - held_bytes
     del average, outer
     return Estimate(peak_bytes, static_bytes, parameters, bool(spare), _reason(errors[0]) if errors else None)
-
-
-def _is_averaged(wanted: TrainingSettings, ranks: int) -> bool:
-    """Return whether DistributedDataParallel averages the gradients: views of its buckets, which live all the time."""
-    is_averaged = facts_of(wanted).averages_gradients and wanted.parallel.ranks == 1 and ranks > 1
-    return is_averaged and wanted.reproducible != "strict"
-
-
-def _kept_by_codes(wanted: TrainingSettings) -> int:
-    """Return the copies that threshold and topk keep: residual, mean over the ranks, and SGD's momentum."""
-    return 2 + bool(OPTIMIZERS[wanted.optimizer.name].is_state_momentum and wanted.optimizer.momentum > 0)
 
 
 def _spread(wanted: TrainingSettings, task: Task, module: nn.Module, split: data.Split, batch: Any) -> Strategy:

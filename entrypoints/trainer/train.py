@@ -346,7 +346,10 @@ def _piped_gradients(
         (loss if strategy.divisor == 1 else loss / strategy.divisor).backward()  # type: ignore[no-untyped-call]
 
     batch = functools.partial(job.meter.wait_for, batches)
-    left = _steps_to_empty(job, progress)
+    # Until a save by steps, an evaluation or the end. There async has no micro-batch in flight: a resume is exact.
+    every = (job.spec.checkpoint.every_steps, training.eval_every)
+    ends = [-(-(progress.step + 1) // steps) * steps for steps in every if steps]
+    left = min([*ends, progress.last_step]) - progress.step - 1
     # After the last step an evaluation or a save may follow, with agreements of its own.
     must_agree = must_agree or not left or job.tally.needs_total
     with _counted(job):
@@ -359,16 +362,6 @@ def _piped_gradients(
         _begin_agreement(job, total, is_known=must_agree or total.device.type == "cpu")
     strategy.finish()
     return None if must_agree else earlier
-
-
-def _steps_to_empty(job: TrainingJob, progress: TrainState) -> int:
-    """Return the steps after this one until a save by steps, an evaluation or the end.
-
-    At these steps a pipeline with the schedule async has no micro-batch in flight, so a resume from them is exact.
-    """
-    every = (job.spec.checkpoint.every_steps, job.spec.training.eval_every)
-    ends = [-(-(progress.step + 1) // steps) * steps for steps in every if steps]
-    return min([*ends, progress.last_step]) - progress.step - 1
 
 
 def _counted(job: TrainingJob) -> AbstractContextManager[None]:
