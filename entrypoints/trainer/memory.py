@@ -378,13 +378,11 @@ def _require_kept(spec: Spec, task: Task, ranks: int, module: nn.Module, batch_o
     size = sum(p.nbytes for p in module.parameters())
     if keeps or wanted.parallel.pipeline > 1 or size > ROOM_BYTES or all(p.requires_grad for p in module.parameters()):
         return
-    names = list[str]()
     with _forms_only():
         kept = keep_frozen(real := module_of(spec, task))
         task.loss(real, batch_of(2))
-        names = changed(kept)
-    if names:
-        raise FormError(refusal(names))
+        if names := changed(kept):
+            raise FormError(refusal(names))
 
 
 def _give_gradients(trained: list[nn.Parameter]) -> None:
