@@ -224,10 +224,7 @@ def connect(timeout_s: float, is_strict: bool = False, parallel: ParallelSetting
 
 
 def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, silent: bool = False) -> TrainingJob:
-    """Return the job, whose model still has the weights from `model(params)`. Raises TaskError.
-
-    `silent`: the ranks exchange no gradients; for measuring the cost of the exchange.
-    """
+    """Return the job, with the weights from `model(params)`; `silent` ranks send no gradients. Raises TaskError."""
     wanted = spec.training
     if faults := refusals(wanted, spec.checkpoint.every_steps):
         raise TaskError("; ".join(faults))

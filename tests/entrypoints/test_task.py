@@ -39,11 +39,11 @@ def spec(folder: Path, **training: Any) -> Path:
 
 
 def test_task_file_imports_its_neighbours(tmp_path: Path) -> None:
-    """A task file may import modules in its folder, and functions are found by name."""
+    """A task file may import modules in its folder, functions are found by name; none needs the progress."""
     write(tmp_path, "SIZE = 3\n", "neighbour_of_task.py")
     task = load_task(write(tmp_path, "from neighbour_of_task import SIZE\n" + WHOLE))
     assert task.model({"a": 1}) == {"a": 1}
-    assert task.evaluate is None
+    assert task.evaluate is task.progress is None
 
 
 @pytest.mark.parametrize(
