@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from trainerruns import TASK, joined, parameters, run, whole_run
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, splits
 from cloudtrain.entrypoints.trainer.generators import own_generators
+from cloudtrain.entrypoints.trainer.job import order_of
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings
 from cloudtrain.entrypoints.trainer.task import Task
 
@@ -347,7 +349,7 @@ def test_stream_without_an_end_or_a_second_pass_is_refused() -> None:
     stream = task.make_dataset({"count": 7}, "train", 1)
     for changes, said in (({"epochs": 1}, "set training.max_steps"), ({"max_steps": 1}, "sampler gives indices")):
         with pytest.raises(TaskError, match=said):
-            task.check_length(stream, TrainingSettings(8, **changes))  # type: ignore[arg-type]
+            order_of(SimpleNamespace(training=TrainingSettings(8, **changes)), task, stream)  # type: ignore[arg-type]
     with pytest.raises(TaskError, match=r"gave no item in pass 0.* start again"):
         data.fingerprint(data.Stream(Numbers(once=True), 1), 1)
 
