@@ -62,7 +62,7 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
         raise _error(found, [answers[host] for host in seen])
     for host in set(hosts[: max(map(hosts.index, chosen))]) - set(chosen) - set(fit):
         first = _failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0]
-        say(f"{host.name} is left out: {first.name}: {first.found}")
+        say(f"{host.name} is left out: {first.found.removesuffix(f': {host.name}')} (check `{first.name}`)")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
     found += _dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL)
     if _failed(found):

@@ -20,6 +20,8 @@ from ..text.terminal import coloured
 
 MAX_RANKS = 100_000  # more than any job has; a typing mistake must not fill the memory
 
+# torch's note on its own connections, from each rank at each start on hosts without a name server; nothing to mend.
+_NOISE = "] [c10d] The hostname of the client socket cannot be retrieved."
 # Characters that json leaves unescaped and some terminals interpret.
 _CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -46,7 +48,9 @@ class View:
         return bool(self.chosen([line]))
 
     def chosen(self, lines: list[LogLine]) -> list[LogLine]:
-        """Return the lines to show; `grep` is matched against the visible text of a line."""
+        """Return the lines to show, `_NOISE` only if raw; `grep` is matched against the visible text of a line."""
+        if not (self.raw or self.as_json):
+            lines = [line for line in lines if _NOISE not in line.text]
         if self.node is not None:
             lines = [line for line in lines if line.node == self.node]
         if self.since_s is not None:

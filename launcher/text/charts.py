@@ -73,10 +73,10 @@ def _joined(values: Sequence[float | None], count: int) -> list[float | None]:
 
 
 def bar(share: float, width: int, signs: Signs) -> str:
-    """Return a bar filled to the share, 0 to 1: completely only at 1, and not empty above 0."""
+    """Return a bar filled to the share, 0 to 1: completely only at 1, and empty only below 1 %, shown as `<1 %`."""
     if width < 1:
         return ""
-    full = min(width, max(math.floor(max(0.0, share) * width), int(share > 0)))
+    full = min(width, max(math.floor(max(0.0, share) * width), int(share >= 0.01)))
     return signs.full * full + signs.empty * (width - full)
 
 

@@ -310,7 +310,8 @@ def test_unfit_host_is_left_out_if_a_spare_exists(
         lightpython.install(host)
     where = project(config(hosts="h0, h1, h2"), script="train.py", text=TRAIN)
     told = cli.ok("submit", "-d", "-y", "--json", cwd=where)
-    assert "h0 is left out: " in told.stderr
+    left = next(words for words in told.stderr.splitlines() if words.startswith("h0 is left out: "))
+    assert left.endswith("(check `reachable`)")
     job = told.json["job"]
     hosts = {each["host"]: each["use"] for each in cli("hosts", "--json", cwd=where).json["hosts"]}
     assert (hosts["h1"], hosts["h2"]) == ("held", "held")

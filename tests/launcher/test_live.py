@@ -63,10 +63,11 @@ def test_chart_spans_the_range_of_values() -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "drawn"), [(0.0, "...."), (0.001, "#..."), (0.5, "##.."), (0.999, "###."), (1.0, "####"), (7.0, "####")]
+    ("share", "drawn"),
+    [(0.0, "...."), (0.009, "...."), (0.01, "#..."), (0.5, "##.."), (0.999, "###."), (1.0, "####"), (7.0, "####")],
 )
 def test_bar_is_full_only_at_the_whole(share: float, drawn: str) -> None:
-    """The bar is never empty above 0."""
+    """The bar has no sign at `<1 %`, and one sign or more from 1 % on."""
     assert bar(share, 4, ASCII) == drawn
 
 

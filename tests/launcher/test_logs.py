@@ -68,6 +68,8 @@ def test_view_filters_and_names_the_lines() -> None:
     assert not View(since_s=101.0).wants(line("x"))
     assert not View(grep=re.compile("^y")).wants(line("x"))
     assert View(node=0, since_s=99.0, grep=re.compile("x")).wants(line("x"))
+    noise = line("[W1130 10:52:05 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3")
+    assert [View(raw=raw).wants(noise) for raw in (False, True)] == [False, True]
     shown = json.loads(replace(View(as_json=True), attempt=2).shown([line(STEP, node=1, rank=4)])[0])
     assert shown == {
         "time_s": 100.0, "attempt": 2, "node": 1, "rank": 4,
