@@ -23,6 +23,7 @@ from ..logs.stream import LogStream
 from ..logs.view import View
 from ..notices import outbox
 from ..store.database import WRITING
+from ..store.progress import fold_newest
 from ..store.registry import Registry
 from ..store.series import read as read_series
 from ..sweeps.overview import trial_lines
@@ -206,9 +207,12 @@ class LogTail:
                 with self._lock:
                     self._lines.clear()
                     self._running.clear()
-                self._tell(is_prefixed=job.attempt.plan.ranks > 1, is_read=False, is_over=False)
-                with closing(LogStream(registry, job, job.attempt, View(ranks=self._ranks))) as stream:
-                    self._read(registry, stream, job.attempt)
+                attempt = job.attempt
+                newest, number = fold_newest(attempt.progress, ()), attempt.number
+                is_prefixed = attempt.plan.ranks > 1
+                self._tell(newest=newest, number=number, is_prefixed=is_prefixed, is_read=False, is_over=False)
+                with closing(LogStream(registry, job, attempt, View(ranks=self._ranks))) as stream:
+                    self._read(registry, stream, attempt)
 
     def _read(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
         """Read until the next attempt exists."""
@@ -225,7 +229,7 @@ class LogTail:
             self._is_closing.wait(max(_LEAST_PAUSE_S, wait_s))
 
         for news in read_on(stream, update, pause, tail=MOST // 4, many=_MANY):
-            self._take(news.lines)
+            self._take(View().chosen(news.lines))
             fault = news.fault.message if news.fault is not None else ""
             self._tell(fault=fault, is_read=self._shot.is_read or not fault, is_over=stream.is_over)
         while update() is not None:
@@ -240,6 +244,8 @@ class LogTail:
                     self._running[source] = line
                 else:
                     self._lines.append(line)
+            of_rank_0 = [(line.text, line.time_s) for line in lines if line.node == 0 and line.rank in (0, None)]
+            self._shot = replace(self._shot, newest=fold_newest(dict(self._shot.newest), of_rank_0))
 
     def _tell(self, **changes: object) -> None:
         with self._lock:

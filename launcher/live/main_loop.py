@@ -18,7 +18,7 @@ from ..text.charts import Signs, signs_of
 from ..text.terminal import print_text, say, say_each
 from . import jobview, tableview
 from .feed import JobFeed, LogTail
-from .model import Scene, TailShot
+from .model import Scene, TailShot, with_log
 from .screen import Renderer, Screen, SignalExit
 from .view_state import ViewState, steer
 
@@ -169,7 +169,7 @@ def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Tex
         rows = tableview.view(scene, choice, size, state.signs, note or words)
     else:
         shot = state.tail.shot() if state.tail is not None else TailShot()
-        rows, state.page = jobview.view(watched, shot, choice, size, state.signs, scene.now_s, note)
+        rows, state.page = jobview.view(with_log(watched, shot), shot, choice, size, state.signs, scene.now_s, note)
     return rows
 
 

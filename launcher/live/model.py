@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..backend import LogLine
 from ..job import Job
-from ..jobs.view import JobView
+from ..jobs.view import JobView, view_of
 from ..notices.outbox import Sent
+from ..store.progress import as_read
 from ..store.series import Point, Series
 
 BINS = 256  # stretches of a track: the columns of the widest sparkline
@@ -83,13 +84,30 @@ class Scene:
 
 @dataclass(frozen=True)
 class TailShot:
-    """The end of a job's log. `fault`: why the log cannot be read now; `is_read`: a first answer has come."""
+    """The end of a job's log. `fault`: why the log cannot be read now; `is_read`: a first answer has come.
+
+    `newest`: the last step and save of the attempt `number` up to these lines, if they have rank 0.
+    """
 
     lines: Sequence[LogLine] = ()
+    newest: dict[str, Any] = field(default_factory=dict)
+    number: int = 0
     fault: str = ""
     is_read: bool = False
     is_over: bool = False
     is_prefixed: bool = True
+
+
+def with_log(watched: WatchedJob, tail: TailShot) -> WatchedJob:
+    """Return the job with the step and save of the log below it: state and log are read at different times."""
+    attempt = watched.job.attempt
+    if not watched.job.active or tail.number != attempt.number:
+        return watched
+    progress = as_read(attempt.progress, tail.newest)
+    if progress == attempt.progress:
+        return watched
+    job = replace(watched.job, attempt=replace(attempt, progress=progress))
+    return replace(watched, view=view_of(job, watched.view.attempts))
 
 
 def curves_of(series: Series) -> Curves:

@@ -18,12 +18,18 @@ _FIGURES = (
     *("loss", "lr", "samples_per_s", "tokens_per_s", "epoch", "mfu", "bubble", "step_s", "data_s", "memory_bytes"),
     *exchange_figures.NAMES,
 )
+# The keys that each line replaces, none of which adds up over lines: a line folded twice changes nothing.
+_NEWEST = (
+    *(*_COUNTS, *_FIGURES, "eta_s", "stepped_s", "metrics"),
+    *("checkpoint", "checkpoint_step", "saved_s", "saved_after"),
+)
 _STEPS = (*_COUNTS, "checkpoint_step", "saved_after", "resumed_step")
 _CHECKS: dict[str, Callable[[Any], Any]] = {**dict.fromkeys(_STEPS, sanitize.count), "eta_s": sanitize.seconds}
 _CHECKS |= dict.fromkeys(("stepped_s", "saved_s"), lambda data: sanitize.within(data, sanitize.LATEST_S))
 _CHECKS["run_url"] = address
 # Hugging Face's folders, and names with the word: `step_50`, `global_step250`, `epoch=3-step=500.ckpt`.
 _STEP = re.compile(r"(?:^checkpoint-|(?:^|[-_])(?:global_?)?step[-_=]?)(\d{1,18})(?:\.[a-z]+)?$", re.IGNORECASE)
+_BEHIND_S = 10.0  # a reader's lines may wait so long for earlier lines of other nodes
 _MOST_UNKEPT = 6  # names of files that are not kept
 _MOST_TOLD = 1000  # notifications by the job itself that are remembered
 
@@ -87,6 +93,20 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
     if points:
         now["curve"] = loss_bins.dump(loss_bins.added(loss_bins.load(now.get("curve")), points))
     return now
+
+
+def fold_newest(progress: dict[str, Any], lines: Iterable[tuple[str, float]]) -> dict[str, Any]:
+    """Return the newest step and save of the progress and of lines of rank 0, some of which it may have already."""
+    now = fold({key: progress[key] for key in _NEWEST if key in progress}, lines)
+    return {key: now[key] for key in _NEWEST if key in now}
+
+
+def as_read(progress: dict[str, Any], newest: dict[str, Any]) -> dict[str, Any]:
+    """Return the progress with the step and save of a reader of the log (`fold_newest`), unless the reader is stuck."""
+    last_s, read_s = (max(each.get("stepped_s") or 0.0, each.get("saved_s") or 0.0) for each in (progress, newest))
+    if read_s < last_s - _BEHIND_S:
+        return progress
+    return {key: value for key, value in progress.items() if key not in _NEWEST} | newest
 
 
 def sound(progress: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.notices.message import Notice
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
@@ -18,7 +19,7 @@ from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.live import feed as feeds
 from cloudtrain.launcher.live.feed import JobFeed, LogTail
-from cloudtrain.launcher.live.model import WatchedJob
+from cloudtrain.launcher.live.model import WatchedJob, with_log
 from cloudtrain.launcher.notices import outbox
 from cloudtrain.launcher.store import series, sweeps
 from cloudtrain.launcher.store.database import QuiesceLock
@@ -298,6 +299,26 @@ def test_log_tail_reads_the_chosen_ranks(seed: MakeJob, home: Path) -> None:
         shot = until(lambda tail=tail: tail.shot() if tail.shot().is_over else None)
         assert ({line.text for line in shot.lines if line.rank is not None}, shot.fault) == (lines, "")
         tail.close()
+
+
+@pytest.mark.parametrize(("polled_s", "steps"), [(50.0, (140, 130)), (102.0, (140, 130)), (500.0, (60, 50))])
+def test_head_agrees_with_the_log_below_it(
+    registry: Registry, seed: MakeJob, home: Path, polled_s: float, steps: tuple[int, int]
+) -> None:
+    """State and log are read at different times: the step and the save of the log count, unless its reader is stuck."""
+    told = [("step", {"step": 130}), ("checkpoint", {"step": 130, "path": "/c/step-130"}), ("step", {"step": 140})]
+    text = "".join(f"{events.format_line(name, f'{name} {fields}', fields)}\n" for name, fields in told)
+    job = seed("lagging", runs(), {"0": text})
+    log = home / "local" / job.id / "attempt-1" / "node-0" / "log" / "rank-0.times"
+    log.write_text(f"{len(text)} 100.0\n")
+    polled = {"step": 60, "stepped_s": polled_s, "checkpoint_step": 50, "saved_s": polled_s - 1, "curve": "kept"}
+    registry.set_state(job.attempt, job.attempt.state, polled)
+    watched = WatchedJob(read_view(registry, registry.find(job.id)))
+    tail = LogTail(home, job.id)
+    shot = until(lambda: tail.shot() if tail.shot().is_read else None)
+    tail.close(10.0)
+    view = with_log(watched, shot).view
+    assert (view.progress["step"], view.money.checkpoint_step, view.progress["curve"]) == (*steps, "kept")
 
 
 @pytest.mark.parametrize(
