@@ -1,6 +1,7 @@
 """Every tutorial's commands run in order against the stand-ins, and print the output on the page."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from docs.console import Session, Written, missing, steps
 
 from doubles import warmpython
 from doubles.aws.handle import Aws
+from doubles.sshhosts.cluster import Cluster
 
 CLONE = Path(__file__).resolve().parents[2]
 PAGES = CLONE / "docs" / "tutorials"
@@ -19,11 +21,32 @@ STAND_INS = {
     "sweep": None,
     "serving": None,
     "slurm": "slurm",
-    "ssh": "ssh_pair",
+    "ssh": "lab",
     "sagemaker": "aws",
     "azureml": "azure",
     "vertex": "google",
 }
+
+# On a host: once the caller's login has ended, the host is silent, and no process but the first lives.
+POWEROFF = """#!/bin/sh
+setsid sh -c 'while [ -d /proc/$0 ]; do :; done; ip link set eth0 down; kill -9 -1' $PPID > /dev/null 2>&1 < /dev/null &
+"""
+SSH = '#!/bin/sh\nexec {ssh} -F {config} "$@"\n'  # as if the hosts were in the reader's ~/.ssh/config
+
+
+@pytest.fixture
+def lab(cluster: Callable[..., Cluster], tmp_path: Path) -> Cluster:
+    """Return three hosts that a reader reaches by `ssh NAME`, and switches off by `ssh NAME poweroff`."""
+    hosts = cluster(3)
+    for host in hosts.hosts:
+        _program(host.bin / "poweroff", POWEROFF)
+    _program(tmp_path / "bin/ssh", SSH.format(ssh=hosts.client_folder / "bin/ssh", config=hosts.ssh_config))
+    return hosts
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 @pytest.fixture(params=sorted(STAND_INS))
@@ -47,7 +70,8 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest, tmp_path: P
         platform.settings(stop_grace_s=30, interrupt_grace_s=20)
     found: dict[str, str] = cli.environment(platform.environ if platform else {})
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{found['PATH']}"
-    own = {"PATH": path, "SHELL": "/bin/bash", "CLONE": str(CLONE)}
+    _program(tmp_path / "bin/systemctl", "#!/bin/sh\n")  # `watch --install` only looks whether it is there
+    own = {"PATH": path, "SHELL": "/bin/bash", "CLONE": str(CLONE), "XDG_CONFIG_HOME": str(tmp_path / "config")}
     return {**found, **own}
 
 
