@@ -101,7 +101,7 @@ def decide(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float, *, pree
     """Return whether the ticket's job may take locks now on all hosts of the job, and otherwise the reason.
 
     `lines` has a line for each host of the ticket. `now_s` is in unix seconds. `preempts`: the job may end own jobs of
-    lower priority, so the reason says why such a job stays.
+    lower priority, so the reason says why each holder stays.
     """
     ahead = {each.key: each for line in lines for each in line.tickets if each.key < ticket.key}
     of = max(len(ahead) + 1, *(line.waiting for line in lines))
@@ -193,16 +193,20 @@ def _reason(
                 who = f"{each.user}'s job {each.job}"
                 hosts = holders.setdefault(who, [])
                 hosts += [] if line.host in hosts else [line.host]
-                if preempting_s is not None and _is_below(each, ticket):
-                    stays[who] = _why_it_stays(each, preempting_s)
+                if preempting_s is not None:
+                    stays[who] = _why_it_stays(each, ticket, preempting_s)
     if holders:
         return "; ".join(f"{who} holds {', '.join(hosts)}{stays.get(who, '')}" for who, hosts in holders.items())
     first = min(ahead, key=lambda each: each.key, default=None)
     return f"{first.user}'s job {first.job} is first in line" if first else "its hosts are being taken"
 
 
-def _why_it_stays(held: Holding, now_s: float) -> str:
-    """Return why a job of lower priority is not preempted now; empty for a job that may be."""
+def _why_it_stays(held: Holding, ticket: QueueTicket, now_s: float) -> str:
+    """Return why the job is not preempted now; empty for a job that may be."""
+    if held.user != ticket.user:
+        return ", and is not preempted: only your own jobs are"
+    if held.priority >= ticket.priority:
+        return ", and is not preempted: its `queue.priority` is not lower"
     if held.root is None:
         return ", and is not preempted: it cannot save (no `keep`), or was sent without --queue"
     return ", and is not preempted in its first 10 minutes after a preemption" if _is_spared(held, now_s) else ""

@@ -95,12 +95,13 @@ def test_preemption_takes_the_lowest_own_jobs() -> None:
     [
         (replace(holding("low", 900.0, 25), root=None), ", and is not preempted: it cannot save (no `keep`), or was"),
         (holding("low", 900.0, 25, spared_s=60.0), ", and is not preempted in its first 10 minutes after"),
-        (holding("low", 900.0, 75), ""),
-        (replace(holding("low", 900.0, 25), user="bob"), ""),
+        (holding("low", 900.0, 75), ", and is not preempted: its `queue.priority` is not lower"),
+        (replace(holding("low", 900.0, 25), user="bob"), ", and is not preempted: only your own jobs are"),
+        (holding("low", 900.0, 25), ""),
     ],
 )
-def test_preempting_job_says_why_a_lower_job_stays(held: Holding, why: str) -> None:
-    """The reason of the wait names the cause only for a job that would have to give way."""
+def test_preempting_job_says_why_a_job_stays(held: Holding, why: str) -> None:
+    """The reason of the wait names the cause for each holder that does not give way."""
     mine = ticket("high", "0", priority=75)
     reason = decide(mine, [line("h0", held=(held,))], 50.0, preempts=True).reason
     assert reason.startswith(f"{held.user}'s job low holds h0{why}")
