@@ -23,6 +23,7 @@ from cloudtrain.entrypoints import processes
 from ..errors import NoSuchJobError, UsageError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig, new_id
 from ..metering.meter import spent_at_worst_micro
+from ..text.terminal import say
 from ..text.units import parse_money
 from . import ledger
 from .attempts import NO_ERROR, attempt_of, damaged, object_of
@@ -60,6 +61,7 @@ class Registry:
     def __init__(self, folder: Path | None = None) -> None:
         self.database = Database(folder)
         self.folder = self.database.folder
+        self._told = set[str]()  # names of several jobs
 
     def close(self) -> None:
         """Close the file."""
@@ -203,7 +205,7 @@ class Registry:
             self._update(attempt, _UNLESS_OVER, unreachable_since_s=time.time())
 
     def find(self, key: str, *, sole: Callable[[Job], bool] | None = None) -> Job:
-        """Return the job by its id, its name (the newest job), a unique prefix, or `last`.
+        """Return the job by its id, its name (of several jobs the newest, with a message), a unique prefix, or `last`.
 
         Raises NoSuchJobError; UsageError for a name of several jobs for which `sole` is true.
         """
@@ -222,6 +224,7 @@ class Registry:
                 hint = "`rm` and `stop` take ids here"
                 raise UsageError(f"`{key}` is the name of {len(several)} jobs: {ids}", hint=hint)
         if len(rows) == 1 and key:
+            self._tell_others(key, rows[0])
             return rows[0]
         if not rows and (trial := self.trial(key)) and trial[0].config.get("sweep"):
             job_id, number = trial[0].id, trial[1]
@@ -230,6 +233,14 @@ class Registry:
         if not rows or not key:
             raise NoSuchJobError(f"no job `{key}`", hint=f"{self._meant(key)}cloudtrain list --all shows every job")
         raise NoSuchJobError(f"`{key}` could be any of {', '.join(job.id for job in rows)}", hint="give more of the id")
+
+    def _tell_others(self, key: str, job: Job) -> None:
+        """Say once which job is meant by the name of several jobs."""
+        if key not in (job.id, *self._told):
+            self._told.add(key)
+            count = self.database.execute("SELECT COUNT(*) FROM jobs WHERE name = ?", (key,))[0][0]
+            if count > 1:
+                say(f"`{key}` is the name of {count} jobs; this is {job.id}, the newest")
 
     def named(self, name: str) -> list[Job]:
         """Return the jobs of this name, the oldest first."""

@@ -104,17 +104,19 @@ def test_registry_survives_a_failure_inside_a_transaction(registry: Registry, ho
     assert [job.id for job in registry.jobs()] == ["after"]
 
 
-def test_registry_finds_by_id_name_prefix_and_last(registry: Registry) -> None:
-    """Each form finds the job; a name finds the newest job of the name, and a prefix of two ids lists both."""
+def test_registry_finds_by_id_name_prefix_and_last(registry: Registry, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each form finds the job; a name finds, and says, its newest job, and a prefix of two ids lists both."""
     first, _ = registry.add("digits", make_job, exclusive=False, key=None)
     second, _ = registry.add("digits", make_job, exclusive=False, key=None)
     other, _ = registry.add("charlm", make_job, exclusive=False, key=None)
     assert registry.find(first.id).id == first.id
-    assert registry.find("digits").id == second.id
+    assert [registry.find("digits").id for _ in range(2)] == [second.id] * 2
+    assert capsys.readouterr().err == f"`digits` is the name of 2 jobs; this is {second.id}, the newest\n"
     assert registry.find("cha").id == registry.find("last").id == other.id
     with pytest.raises(NoSuchJobError, match="could be any of") as caught:
         registry.find("digi")
     assert all(job.id in caught.value.message for job in (first, second))
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
