@@ -103,10 +103,7 @@ def with_log(watched: WatchedJob, tail: TailShot) -> WatchedJob:
     attempt = watched.job.attempt
     if not watched.job.active or tail.number != attempt.number:
         return watched
-    progress = as_read(attempt.progress, tail.newest)
-    if progress == attempt.progress:
-        return watched
-    job = replace(watched.job, attempt=replace(attempt, progress=progress))
+    job = replace(watched.job, attempt=replace(attempt, progress=as_read(attempt.progress, tail.newest)))
     return replace(watched, view=view_of(job, watched.view.attempts))
 
 
