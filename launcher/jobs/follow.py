@@ -142,6 +142,9 @@ def wait(
     waiting, unseen, seen_active = {job.id: job for job in jobs}, {job.id for job in jobs}, set[str]()
     found = queue.SimpleQueue[Seen]()
 
+    def left() -> float:
+        return retry.PATIENCE_S if end_s is None else min(retry.PATIENCE_S, end_s - time.monotonic())
+
     def end(job: Job) -> None:
         if waiting.pop(job.id, None):
             codes[job.id] = exit_code(job.attempt.state)
@@ -166,7 +169,7 @@ def wait(
             unseen.discard(job.id)
             if job.active:
                 seen_active.add(job.id)
-            elif retrying and job.id in seen_active and (again := retry.send_if_due(registry, job)) is not None:
+            elif retrying and job.id in seen_active and (again := retry.send_patiently(registry, job, left())):
                 poller.take(again)
             else:
                 end(job)
@@ -194,7 +197,7 @@ def _followed(registry: Registry, job: Job, view: View, tail: int | None, tell: 
             for job, lines in pages:
                 yield job, lines
             yield job, None
-        again = retry.send_if_due(registry, job) if was_active else None
+        again = retry.send_patiently(registry, job) if was_active else None
         if again is None:
             return
         job, tail = again, None

@@ -16,7 +16,7 @@ from cloudtrain.entrypoints.sweep.search import FIXED
 
 from .. import backend as backends
 from ..backend import Bundle
-from ..errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from ..errors import CapacityError, CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..metering.meter import spent_at_worst_micro
 from ..money.forecast import budget_micro, newest_save
 from ..planning.search_spec import fixed, search_of
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
+PASSING = (CapacityError, UnreachableError)  # a host that boots, or that still ends the attempt before
+AGAIN_S, PATIENCE_S = 5.0, 600.0  # between two tries of a follower, and until it gives up
 
 
 @dataclass(frozen=True)
@@ -282,6 +284,8 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
 
     A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
     returned. The reason for not sending is printed.
+
+    Raises CapacityError, UnreachableError: reasons that may pass, so that a later try makes sense.
     """
     if not is_due(job):
         return None
@@ -306,9 +310,25 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
             say(f"whether attempt {number} was sent is not known yet: {error}")
             return known
         found = _of_another(registry, job)
+        if found is None and isinstance(error, PASSING):
+            raise
         if found is None:
             say(f"no retry: {error}")
         return found
+
+
+def send_patiently(registry: Registry, job: Job, most_s: float = PATIENCE_S) -> Job | None:
+    """Do as `send_if_due`, and try again for at most `most_s` while the reason for not sending may pass."""
+    end_s = time.monotonic() + most_s
+    while True:
+        try:
+            return send_if_due(registry, job)
+        except PASSING as error:
+            if time.monotonic() + AGAIN_S > end_s:
+                say(f"no retry: {error}")
+                return None
+            say(f"no retry yet: {error}")
+            time.sleep(AGAIN_S)
 
 
 def _of_another(registry: Registry, job: Job) -> Job | None:

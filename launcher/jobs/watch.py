@@ -83,11 +83,14 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
             if not is_mine:
                 return Seen(now, read_view(registry, now), is_mine=False)
             now = refresh(registry, now)
-            notices, again = tuple(notifier.look(now)), None
+            notices, again, fault = tuple(notifier.look(now)), None, None
             if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
-                again = retry.send_if_due(registry, now)
+                try:
+                    again = retry.send_if_due(registry, now)
+                except retry.PASSING as error:  # the job is polled again, for RETRY_S
+                    fault = error
             ended, view = None if now.active else now.attempt, read_view(registry, again or now)
-            return Seen(again or now, view, notices, ended=ended, was_active=job.active)
+            return Seen(again or now, view, notices, fault=fault, ended=ended, was_active=job.active)
     except Exception as error:
         return Seen(job, fault=as_fault(error))
 

@@ -3,15 +3,16 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.errors import UsageError
+from cloudtrain.launcher.errors import CapacityError, UnreachableError, UsageError
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.jobs import retry
+from cloudtrain.launcher.jobs import retry, submit
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import make_job
 from doubles.signatures import MakeJob
@@ -118,6 +119,31 @@ def test_obstacle_to_a_retry_is_reported(
     assert "attempt 2 of at most 3 begins" in said
     assert "no retry: the code as it was submitted is no longer here" in said
     assert Registry().find("j-1").attempt.number == 1
+
+
+@pytest.mark.parametrize("most_s", [600.0, 8.0])
+def test_follower_tries_again_while_the_hosts_of_a_retry_are_not_ready(
+    seed: MakeJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, most_s: float
+) -> None:
+    """The follower of a job waits for hosts, and for no longer than its patience."""
+    now, sent = [0.0], seed("sent", PREEMPTED)
+    obstacles = iter([CapacityError("h4 is held"), UnreachableError("h4 does not answer"), None])
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        if (obstacle := next(obstacles)) is not None:
+            raise obstacle
+        return SimpleNamespace(config=None)
+
+    monkeypatch.setattr(retry, "is_due", lambda job: True)
+    monkeypatch.setattr(retry, "prepare_next", prepare)
+    monkeypatch.setattr(retry, "older_start", lambda *args: None)
+    monkeypatch.setattr(retry, "_of_another", lambda *args: None)
+    monkeypatch.setattr(submit, "resend", lambda *args: sent)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
+    monkeypatch.setattr(retry, "time", clock)
+    assert retry.send_patiently(Registry(), seed("j-1", PREEMPTED), most_s) == (sent if most_s > 100 else None)
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no retry")]
+    assert said == ["no retry yet: h4 is held", f"no retry{' yet' if most_s > 100 else ''}: h4 does not answer"]
 
 
 ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "message": "killed by SIGABRT", "step": 10}

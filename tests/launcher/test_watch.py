@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import queue
 import shlex
 import shutil
 import signal
@@ -15,16 +16,17 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cloudtrain.launcher.errors import UnreachableError
+from cloudtrain.launcher.errors import CapacityError, UnreachableError
 from cloudtrain.launcher.job import Attempt, Job, State
-from cloudtrain.launcher.jobs import retry, watch_service
+from cloudtrain.launcher.jobs import poller, retry, submit, watch_service
 from cloudtrain.launcher.jobs import watch as watching
 from cloudtrain.launcher.jobs.overview import as_line
-from cloudtrain.launcher.jobs.poller import Seen
+from cloudtrain.launcher.jobs.poller import Pacing, Poller, Seen
 from cloudtrain.launcher.jobs.watch import LogKeeper
 from cloudtrain.launcher.logs import cache
 from cloudtrain.launcher.notices.notifier import Notifier
@@ -185,6 +187,35 @@ def test_watch_sends_an_earned_retry_after_a_recent_end(
     assert asked == []
     seen = look(seed("gone", State("failed", "preempted", ended_s=time.time() - 60)))
     assert (asked, seen.job.attempt.number, seen.job.active) == (["gone"], 2, True)
+
+
+def test_watch_tries_again_if_the_hosts_of_a_retry_are_not_ready(
+    seed: MakeJob, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that boots, or that still ends the attempt before, delays the retry and does not cancel it."""
+    obstacles = iter([CapacityError("h4 is held"), UnreachableError("h4 does not answer"), None])
+    ended = State("failed", "node_failure", ended_s=time.time() - 60)
+
+    def prepare(*args: Any, **kwargs: Any) -> Any:
+        if (obstacle := next(obstacles)) is not None:
+            raise obstacle
+        return SimpleNamespace(config=None)
+
+    def resend(registry: Registry, job: Job, prepared: Any) -> Job:
+        return replace(job, attempt=replace(job.attempt, number=2))
+
+    monkeypatch.setattr(retry, "is_due", lambda job: True)
+    monkeypatch.setattr(retry, "prepare_next", prepare)
+    monkeypatch.setattr(retry, "older_start", lambda *args: None)
+    monkeypatch.setattr(retry, "_of_another", lambda *args: None)
+    monkeypatch.setattr(submit, "resend", resend)
+    monkeypatch.setattr(poller, "_SILENT_S", 0.01)
+    job, shown = seed("gone", ended), queue.SimpleQueue[Seen]()
+    with Poller(home, watching.notifying(watching.look), shown.put, Pacing(least_s=0.0, rest=0.0)) as polls:
+        polls.take(job)
+        seen = [shown.get(timeout=30) for _ in range(3)]
+    assert [str(each.fault or "") for each in seen] == ["h4 is held", "h4 does not answer", ""]
+    assert [each.job.attempt.number for each in seen] == [1, 1, 2]
 
 
 def test_watch_once_prints_a_line_per_job(cli: Any, seed: MakeJob) -> None:
