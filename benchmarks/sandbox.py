@@ -37,7 +37,9 @@ class Sandbox:
         """Start a command line; its output is in pipes."""
         return self.start_program([COMMAND, *args])
 
-    def start_program(self, command: list[str], stdout: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    def start_program(
+        self, command: list[str], stdout: Any = subprocess.PIPE, stderr: Any = subprocess.PIPE
+    ) -> subprocess.Popen[str]:
         """Start any program in the sandbox."""
         return subprocess.Popen(
             command,
@@ -45,7 +47,7 @@ class Sandbox:
             env=self.environment,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
