@@ -166,6 +166,9 @@ class UnreachableError(CloudtrainError):
     exit_code = 7
 
 
+PASSING = (CapacityError, UnreachableError)  # a later try may succeed: a host boots, or ends an earlier job
+
+
 class NoSuchJobError(CloudtrainError):
     """No job has the name, id or prefix."""
 

@@ -16,7 +16,7 @@ from cloudtrain.entrypoints.sweep.search import FIXED
 
 from .. import backend as backends
 from ..backend import Bundle
-from ..errors import CapacityError, CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from ..errors import PASSING, CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..metering.meter import spent_at_worst_micro
 from ..money.forecast import budget_micro, newest_save
 from ..planning.search_spec import fixed, search_of
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 ALL_DAMAGED = "all checkpoints were damaged at the last start: without an intact one, the job trains from step 0 again"
 OTHERS_S = 10.0  # most delay of a concurrent follower with the same poll interval
-PASSING = (CapacityError, UnreachableError)  # a host that boots, or that still ends the attempt before
 AGAIN_S, PATIENCE_S = 5.0, 600.0  # between two tries of a follower, and until it gives up
 
 
@@ -285,7 +284,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
     A concurrent follower may be faster, or may know a secret that is missing here: then the follower's attempt is
     returned. The reason for not sending is printed.
 
-    Raises CapacityError, UnreachableError: reasons that may pass, so that a later try makes sense.
+    Raises CapacityError, UnreachableError if the job is as before, so that a later try can send the retry.
     """
     if not is_due(job):
         return None
@@ -303,14 +302,14 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
         older = older_start(registry, job, prepared.config)
         is_agreed = older is None or not older.is_zero  # `retry` agrees to the loss of some steps, not of all
         require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=is_agreed)
-        return submit.resend(registry, job, prepared)
+        return submit.resend(registry, job, prepared, is_retry=True)
     except (CloudtrainError, OSError) as error:
         known = registry.find(job.id)
         if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:
             say(f"whether attempt {number} was sent is not known yet: {error}")
             return known
         found = _of_another(registry, job)
-        if found is None and isinstance(error, PASSING):
+        if found is None and isinstance(error, PASSING) and registry.find(job.id).attempt.number < number:
             raise
         if found is None:
             say(f"no retry: {error}")

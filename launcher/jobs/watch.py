@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import processes
 
+from ..errors import PASSING
 from ..job import Job
 from ..logs import stream
 from ..notices import outbox
@@ -87,7 +88,7 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
             if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
                 try:
                     again = retry.send_if_due(registry, now)
-                except retry.PASSING as error:  # the job is polled again, for RETRY_S
+                except PASSING as error:  # the job is polled again, for RETRY_S
                     fault = error
             ended, view = None if now.active else now.attempt, read_view(registry, again or now)
             return Seen(again or now, view, notices, fault=fault, ended=ended, was_active=job.active)

@@ -179,6 +179,14 @@ class Registry:
                 ledger.release(self.database, attempt.job_id, attempt.number, time.time())
                 self._exchange_config(attempt)
 
+    def drop_unsent(self, attempt: Attempt) -> None:
+        """Remove the row of an attempt that was never sent; it stays if a shared ledger must learn of the release."""
+        key = (attempt.job_id, attempt.number)
+        ledger.forget(self.database, *key)
+        if not self.database.execute("SELECT 1 FROM reservations WHERE job_id = ? AND attempt = ?", key):
+            one = "WHERE job_id = ? AND number = ? AND phase = 'never_sent'"
+            self.database.execute(f"DELETE FROM attempts {one}", key)
+
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
         """Store the backend's state; at the end, the cost replaces the worst case in the ledger.
 

@@ -10,7 +10,7 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.errors import CapacityError, UnreachableError, UsageError
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, UnreachableError, UsageError
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import retry, submit
 from cloudtrain.launcher.store.registry import Registry
@@ -138,12 +138,36 @@ def test_follower_tries_again_while_the_hosts_of_a_retry_are_not_ready(
     monkeypatch.setattr(retry, "prepare_next", prepare)
     monkeypatch.setattr(retry, "older_start", lambda *args: None)
     monkeypatch.setattr(retry, "_of_another", lambda *args: None)
-    monkeypatch.setattr(submit, "resend", lambda *args: sent)
+    monkeypatch.setattr(submit, "resend", lambda *args, **kwargs: sent)
     clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s))
     monkeypatch.setattr(retry, "time", clock)
     assert retry.send_patiently(Registry(), seed("j-1", PREEMPTED), most_s) == (sent if most_s > 100 else None)
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("no retry")]
     assert said == ["no retry yet: h4 is held", f"no retry{' yet' if most_s > 100 else ''}: h4 does not answer"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_retry", "is_known", "number"),
+    [
+        (CapacityError("h4 is held"), True, False, 1),
+        (UnreachableError("h4 does not answer"), True, False, 1),
+        (UsageError("no such option"), True, False, 2),
+        (CapacityError("h4 is held"), True, True, 2),  # the platform may know the attempt's name
+        (CapacityError("h4 is held"), False, False, 2),  # of a user's resume
+    ],
+)
+def test_retry_that_was_refused_for_now_stays_due(
+    seed: MakeJob, error: CloudtrainError, is_retry: bool, is_known: bool, number: int
+) -> None:
+    """The registry keeps no row of the attempt: the newest attempt is the attempt that earned the retry."""
+    job, registry = seed("j-1", PREEMPTED), Registry()
+    second = replace(job.attempt, number=2, phase="intent", ref=None, state=State("pending"))
+    second.submitter["retry"] = is_retry
+    registry.add_attempt(second, job.config, job.bundle)
+    submit._close(registry, second, error, is_known=is_known)
+    left = registry.find("j-1").attempt
+    assert (left.number, left.state.state) == (number, "failed")
+    assert (left.phase == "never_sent") is (number == 2)
 
 
 ABORTED = {"rank": 0, "kind": "signal", "signal": "SIGABRT", "message": "killed by SIGABRT", "step": 10}
