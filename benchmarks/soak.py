@@ -10,6 +10,7 @@ import azure_jobs
 import budget_simulation
 import faults
 import restart
+import soak_week
 import ssh_faults
 import ssh_queue
 import vertex_jobs
@@ -28,7 +29,7 @@ def main() -> int:
     azure = (lambda: azure_jobs.submits(200), lambda: azure_jobs.lines(100_000))
     vertex = (lambda: vertex_submits.submits(200), lambda: vertex_jobs.lines(12_000, 600.0))
     local = (lambda: restart.run(20), _faults)
-    ssh = (lambda: ssh_faults.run(20),)
+    ssh = (lambda: ssh_faults.run(20), soak_week.run)
     queue = (ssh_queue.run, lambda: ssh_queue.run(40, 0))
     for benchmark in (budget_simulation.run, alerts.run, *local, *aws, *azure, *vertex, *ssh, *queue):
         report = benchmark()

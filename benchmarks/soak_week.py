@@ -12,26 +12,25 @@ import argparse
 import contextlib
 import json
 import random
-import re
 import shutil
 import sys
 import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import restart
+import week_checks
 from report import Report
 from sandbox import COMMAND, Sandbox, sandbox, wait_until
 from ssh_fleet import Bench
-from week_faults import HOUR_S, KINDS, Kind, disk_full
+from week_faults import KINDS, Kind, disk_full
 
 from doubles import warmnodes
 from doubles.faulttable.training import Training, ours
@@ -41,9 +40,7 @@ from doubles.sshhosts.cluster import Cluster, missing
 HOSTS, FAULTS, MINUTES = 8, 300, 60.0
 CAP_S = 150.0  # for a fault, before it counts as bad
 FEW = 3  # steps after a fault
-WATCHED_S = 1.5  # for each life of an agent, between our looks and the product's count
 RETRIES = 30  # attempts that `retry` begins; later ones by `resume`
-SCRATCH, TEMPORARY = ("tmp", "shm"), re.compile(r"^\.?tmp|^full-|\.(tmp|part|partial)$")
 HEAD = ("fault", "tries", "recovered", "restarts", "new attempts", "median", "slowest", "bad")
 CONFIG = """\
 name: week
@@ -154,7 +151,10 @@ def run(faults: int = FAULTS, seed: int = 0, minutes: float = MINUTES) -> Report
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: not any(map(ours, week.cluster.hosts)), CAP_S, 0.5)
         week.is_over = True
-        for what, wrong in (("money", _money(week)), ("left", _left(week)), ("losses", _losses(week))):
+        box, cluster = week.box, week.cluster
+        money, left = week_checks.money(box, week.lives.values()), week_checks.left(box, cluster)
+        losses = week_checks.losses(box, cluster, lambda last: CONFIG.format(steps=last) + HERE)
+        for what, wrong in (("money", money), ("left", left), ("losses", losses)):
             report.failed = report.failed or any(not word.startswith("ok") for word in wrong)
             report.notes += [f"{what}: {word}" for word in wrong]
     return report
@@ -195,58 +195,6 @@ def _outcome(week: Week, kind: Kind, node: int) -> Outcome:
         return Outcome(time.monotonic() - begin_s, 0, 0, f"{type(error).__name__}: {error}; {told}")
     starts = after.start - before.start if after.attempt == before.attempt else after.start
     return Outcome(time.monotonic() - begin_s, starts, after.attempt - before.attempt)
-
-
-def _steps(text: str) -> list[dict[str, Any]]:
-    lines = (line.rpartition("  ::ct ")[2] for line in text.splitlines() if "::ct {" in line and line.endswith("}"))
-    return [event for event in map(json.loads, lines) if event["e"] == "step"]
-
-
-def _losses(week: Week) -> list[str]:
-    """Compare each loss of each attempt with the undisturbed run's at the same step."""
-    logs = [log for host in week.cluster.hosts for log in host.path("/data/ct/jobs").glob("*/*/node-*/log/rank-0.log")]
-    seen = [event for log in logs for event in _steps(log.read_text(errors="replace"))]
-    last = max(event["step"] for event in seen)
-    week.box.write(CONFIG.format(steps=last) + HERE, task=restart.TASK.replace("time.sleep(0.03)", ""))
-    week.box.call("submit", "-d", "-y")
-    week.box.call("wait", "last")
-    true = restart._losses(week.box)
-    wrong = Counter(event["step"] for event in seen if event["loss"] != true.get(event["step"]))
-    unseen = set(range(1, last + 1)) - {event["step"] for event in seen}
-    told = f"{len(seen)} of {last} steps, {len(wrong)} other than undisturbed, {len(unseen)} steps without a line"
-    return [f"ok, {told}" if not wrong and len(true) == last else f"{told}: {sorted(wrong)[:9]}"]
-
-
-def _money(week: Week) -> list[str]:
-    """Compare the ledger with seconds times price, rounded up to a micro-dollar, and with our looks at the agents."""
-    cost = json.loads(week.box.call("cost", "last", "--json"))
-    legs, wrong = cost["legs"], []
-    spent = round(sum(leg["cost_usd"] for leg in legs), 6)
-    if spent != round(cost["spend_usd"], 6):
-        wrong.append(f"legs sum up to {spent} USD, not {cost['spend_usd']}")
-    for leg in legs:  # seconds are rounded to a thousandth
-        micro = leg["seconds"] * leg["instances"] * leg["price_usd_per_hour"] / HOUR_S * 1e6
-        if abs(micro - leg["cost_usd"] * 1e6) > 1 + leg["instances"]:
-            wrong.append(f"attempt {leg['attempt']}: {leg['cost_usd']} USD for {leg['seconds']} s")
-    lives = [end_s - begin_s for begin_s, end_s in week.lives.values() if end_s > begin_s + 1]
-    watched = sum(lives)
-    told = f"{spent:.6f} USD in {len(legs)} legs, {spent * 1000:.1f} host-seconds; {watched:.1f} s of agents were seen"
-    if abs(spent * 1000 - watched) > WATCHED_S * len(lives):
-        wrong.append(told)
-    return wrong or [f"ok, {told} in {len(lives)} lives"]
-
-
-def _left(week: Week) -> list[str]:
-    """Name processes, held hosts and temporary files."""
-    left = [f"{host.name}: {process.line[:120]}" for host in week.cluster.hosts for process in ours(host)]
-    hosts = json.loads(week.box.call("hosts", "--json"))["hosts"]
-    left += [f"{host['host']} is {host['use']}" for host in hosts if host["use"] != "free"]
-    for host in week.cluster.hosts:
-        places = (host.path("/data"), host.path("/dev/shm"), host.path("/run/lock"), host.folder / "tmp", host.home)
-        files = [path for place in places for path in place.rglob("*") if path.is_file()]
-        left += [f"{host.name}: {path}" for path in files if path.parts[-2] in SCRATCH or TEMPORARY.search(path.name)]
-    left += [str(path) for path in week.box.home.rglob("*") if TEMPORARY.search(path.name)]
-    return left or ["ok, no process, lock or temporary file"]
 
 
 @contextlib.contextmanager

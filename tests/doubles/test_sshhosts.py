@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from doubles import process
+from doubles.sshhosts import clocks
 from doubles.sshhosts.cluster import Cluster, missing
 from doubles.waiting import until
 
@@ -25,6 +26,7 @@ HELLO = "import socket; print(socket.create_connection(('h1', 22), {}).recv(7).d
 START = """
 import sys, time
 from pathlib import Path
+from doubles.sshhosts import clocks
 from doubles.sshhosts.cluster import Cluster
 cluster = Cluster.start(2, Path(sys.argv[1]))
 cluster.ssh("h0", "setsid sleep 600 >/dev/null 2>&1 &")
@@ -35,6 +37,7 @@ time.sleep(600)
 UNPRIVILEGED = """
 import ctypes
 ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)
+from doubles.sshhosts import clocks
 from doubles.sshhosts.cluster import missing
 print(missing())
 """
@@ -159,6 +162,16 @@ def test_slow_line_keeps_its_rate_and_loses_its_share(ssh_pair: Cluster) -> None
         assert counter.stdout.readline() == b"ready\n"
         subprocess.run([*ssh_pair.inside, PYTHON, "-c", f"import socket; {send}"], check=True)
         assert 50 < int(counter.stdout.readline()) < 150
+
+
+def test_clock_moves_on_its_host_alone(cluster: Callable[..., Cluster]) -> None:
+    """Programs see the moved clock; the other host keeps the machine's clock."""
+    one = cluster(2)
+    clocks.install(one)
+    for seconds in (-3600, 3600, 0):
+        clocks.move(one.hosts[0], seconds)
+        moved, kept = (int(host.run(["date", "+%s"])) for host in one.hosts)
+        assert abs(moved - kept - seconds) < 60
 
 
 def test_reset_makes_hosts_new(ssh_pair: Cluster) -> None:
