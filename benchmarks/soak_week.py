@@ -200,7 +200,7 @@ def _outcome(week: Week, kind: Kind, node: int) -> Outcome:
 @contextlib.contextmanager
 def _week() -> Iterator[Week]:
     root = Path(tempfile.mkdtemp(prefix="ct-week-", dir="/tmp"))
-    cluster = Cluster.start(HOSTS, root / "cluster", data_mib=96)
+    cluster = Cluster.start(HOSTS, root / "cluster", data_mib=512)
     try:
         clocks.install(cluster)
         (root / "run").mkdir(mode=0o700)
