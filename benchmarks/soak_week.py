@@ -170,8 +170,8 @@ def _strike(report: Report, week: Week, faults: int, chance: random.Random, end_
         if time.monotonic() > end_s:
             report.notes.append(f"out of time after {number - 1} faults")
             break
-        # Only nodes 0 and 1 write to their disks all the time. Two kills of a rank at the same step end the job.
-        node = chance.choice([each for each in range(2 if kind.strike is disk_full else HOSTS) if each != node])
+        # Only a full disk of node 0, which writes the checkpoints, ends the job; so do two kills of a rank at a step.
+        node = 0 if kind.strike is disk_full else chance.choice([each for each in range(HOSTS) if each != node])
         outcome = _outcome(week, kind, node)
         seen[kind.name].append(outcome)
         line = f"{number}/{faults} {kind.name:24} node {node} {outcome.seconds:6.1f} s, {outcome.starts} restarts"
