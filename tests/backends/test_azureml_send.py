@@ -75,6 +75,21 @@ def test_noted_commit_is_the_codes(cli: Any, folder: Path, azure_account: Azure,
     assert sent(azure_account, "one-1")["properties"]["mlflow.source.git.branch"] == "project"
 
 
+def test_removed_job_leaves_nothing_of_its_own_in_the_store(cli: Any, folder: Path, azure_account: Azure) -> None:
+    """`rm` names the job's folder in the workspace's store; --everywhere empties that folder alone."""
+    for name in ("one", "one-b"):
+        cli.ok("submit", "-d", "-y", "--name", name, cwd=folder)
+        for inner in ("checkpoints/step-2/manifest.json", "output/metrics.json"):
+            azure_account.put_blob(f"cloudtrain/jobs/{name}/{inner}", "{}")
+    cli.ok("stop", "one", "--now", "-y")
+    until(lambda: cli("status", "one", "--json").json["state"] not in ("running", "pending", "stopping"))
+    before = azure_account.blobs()
+    assert "paths/cloudtrain/jobs/one  (size unknown)  stays: --everywhere" in cli("rm", "one").stderr
+    cli.ok("rm", "-y", "--everywhere", "one")
+    assert azure_account.blobs() == [name for name in before if "/one/" not in name]
+    assert len(before) == len(azure_account.blobs()) + 2
+
+
 def test_sdk_prints_nothing(cold_cli: Any, folder: Path, azure_account: Azure) -> None:
     """No progress bar, no warning about experimental classes, and no log line appear."""
     done = cold_cli("submit", "-d", "-y", "--name", "one", cwd=folder)

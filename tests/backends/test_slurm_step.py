@@ -41,6 +41,14 @@ import os
 seen = sorted(name for name in os.environ if name.startswith(("SLURM", "PMI")))
 print("told", os.environ["CUDA_VISIBLE_DEVICES"], seen, os.environ["API_TOKEN"], os.environ["GLOO_SOCKET_IFNAME"])
 """
+# Each rank tells its numbers by Slurm's names, and where it began.
+NUMBERS = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+names = ("PROCID", "LOCALID", "NODEID", "NTASKS", "NNODES", "JOB_ID")
+print("told", *(os.environ["SLURM_" + name] for name in names), os.path.basename(os.getcwd()), sys.argv[0])
+"""
 Make = Callable[..., SlurmAttempt]
 AGENT, RANK = r"^\S+ -I -c import sys", r"^\S+ -u -m cloudtrain\.entrypoints\.agent\.worker"
 SHARED = ("training.global_batch_size=24", "training.micro_batch_size=4")  # by 3 and by 2 nodes
@@ -52,8 +60,9 @@ def make(slurm: Slurm, render: Callable[..., Request], tmp_path: Path) -> Iterat
     """Return a function that makes an attempt's folder, from settings of the config and fields of the order."""
     made: list[SlurmAttempt] = []
 
-    def attempt(*settings: str, text: str = "", **changes: Any) -> SlurmAttempt:
-        (tmp_path / "code").mkdir(exist_ok=True)
+    def attempt(*settings: str, text: str = "", script: str = "", **changes: Any) -> SlurmAttempt:
+        (tmp_path / "code/src").mkdir(exist_ok=True, parents=True)
+        (tmp_path / "code/src/train.py").write_text(script)
         task = wholejobs.TASK.replace("0.01", "float(open('/home/alice/pause').read())")
         (tmp_path / "code/task.py").write_text(task + text)
         pace(slurm, 0.01)
@@ -231,6 +240,18 @@ def test_ranks_see_their_gpus_and_no_secret_is_kept(make: Make, slurm: Slurm) ->
         )
     )
     assert "s3cret" not in everywhere
+
+
+@pytest.mark.soak
+def test_script_sees_all_of_slurms_variables_if_asked(make: Make, slurm: Slurm) -> None:
+    """With `slurm.variables`, two ranks on each of two nodes see their own numbers, from `distributed.workdir` too."""
+    script = ("task=null", "training=null", "checkpoint=null", "script=src/train.py", "code.dir=code")
+    more = ("distributed.nproc_per_node=2", "distributed.workdir=src")
+    attempt = make(*script, *more, requeues=False, shows_variables=True, script=NUMBERS)
+    number = attempt.submit()
+    assert slurm.wait(number, "COMPLETED", "FAILED", timeout_s=90)["ExitCode"] == "0:0", attempt.told()
+    told = sorted(re.findall(r"told (.*)", attempt.lines(0) + attempt.lines(1)))
+    assert told == [f"{rank} {rank % 2} {rank // 2} 4 2 {number} src train.py" for rank in range(4)]
 
 
 @pytest.mark.soak

@@ -100,6 +100,22 @@ def test_code_uploaded_by_a_second_submit_is_kept(google_project: Google, tmp_pa
     assert google_project.object("code") == b"theirs"
 
 
+def test_removed_job_leaves_nothing_of_its_own_in_the_bucket(vertex: Any, folder: Path, google: Google) -> None:
+    """`rm` names the job's folders in the bucket; --everywhere empties these folders alone."""
+    for name in ("one", "one-b"):
+        assert vertex(*SUBMIT, "--name", name, cwd=folder).code == 0
+        for place in ("checkpoints/{}/step-2/manifest.json", "jobs/{}/output/metrics.json"):
+            google.put_object(f"cloudtrain/{place.format(name)}", "{}")
+    assert vertex("stop", "one", "--now", "-y").code == 0
+    until(lambda: vertex("status", "one", "--json").json["state"] not in ("running", "pending", "stopping"))
+    before, asked = google.objects(), vertex("rm", "one").stderr
+    for place in ("checkpoints", "jobs"):
+        assert f"gs://{BUCKET}/cloudtrain/{place}/one  (size unknown)  stays: --everywhere" in asked
+    assert vertex("rm", "-y", "--everywhere", "one").code == 0
+    assert google.objects() == [name for name in before if "/one/" not in name]
+    assert len(before) == len(google.objects()) + 4
+
+
 def test_sdk_prints_nothing(cli: Any, folder: Path, google_project: Google) -> None:
     """A process with a fresh import prints no warning and no log line, but the next commands."""
     done = cli(*SUBMIT, "--name", "one", cwd=folder)
