@@ -30,7 +30,7 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
-from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, visible_gpus
+from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, starter, visible_gpus
 from .records import LocalRef
 
 if TYPE_CHECKING:
@@ -73,27 +73,28 @@ class LocalBackend(Adapter):
         folder = job_folder / f"attempt-{body['attempt']}"
         checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
         ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
-        try:
-            processes.make_private(job_folder)
-            make_own(folder, body["job"])
-            checkpoints.mkdir(parents=True, exist_ok=True)
-            environment = body["environment"] | places(body, shipment.base, job_folder / "output", checkpoints)
-            atomic_json.write_json(folder / "request.json", body)
-            atomic_json.write_json(folder / RECORD, dict(shipment.record))
-            atomic_json.write_json(folder / "ref.json", ref)
-        except OSError as error:
-            from cloudtrain.entrypoints.host import slurm
+        with starter(shipment.home) as begun:  # it imports its modules beside the writes
+            try:
+                processes.make_private(job_folder)
+                make_own(folder, body["job"])
+                checkpoints.mkdir(parents=True, exist_ok=True)
+                environment = body["environment"] | places(body, shipment.base, job_folder / "output", checkpoints)
+                atomic_json.write_json(folder / "request.json", body)
+                atomic_json.write_json(folder / RECORD, dict(shipment.record))
+                atomic_json.write_json(folder / "ref.json", ref)
+            except OSError as error:
+                from cloudtrain.entrypoints.host import slurm
 
-            slurm.discard(folder=str(folder))
-            raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
-        shipment.sending.creates()
-        try:
-            specs = [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
-            start_agents(folder, specs, locks_of(shipment.home, body))
-        except ConfigError:
-            # The agents may live, though their starter died before its answer.
-            if self.find(request, shipment.home) is None:
-                raise
+                slurm.discard(folder=str(folder))
+                raise ConfigError(f"the job's folder cannot be made: {error.strerror}", where=error.filename) from error
+            shipment.sending.creates()
+            try:
+                specs = [agent_spec(node, body, shipment, environment, python, folder) for node in body["nodes"]]
+                start_agents(begun, folder, specs, locks_of(shipment.home, body))
+            except ConfigError:
+                # The agents may live, though their starter died before its answer.
+                if self.find(request, shipment.home) is None:
+                    raise
         return ref
 
     def find(self, request: Request, home: Path) -> JobRef | None:

@@ -137,9 +137,9 @@ def locks_of(home: Path, body: dict[str, Any]) -> dict[str, Any]:
     return {**found, "queue": {**queue, **seat, "time_s": time.time()}}
 
 
-def start_agents(folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) -> None:
-    """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
-    starter = subprocess.Popen(
+def starter(folder: Path) -> subprocess.Popen[str]:
+    """Return the process that starts agents at a message; without a message, as after an error here, it ends."""
+    return subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"],
         cwd=folder,  # `-m` searches the current folder first, and the user's folder may hold a signal.py
         stdin=subprocess.PIPE,
@@ -148,6 +148,10 @@ def start_agents(folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) ->
         text=True,
         start_new_session=True,
     )
+
+
+def start_agents(starter: subprocess.Popen[str], folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) -> None:
+    """Start all nodes by one message: a launcher killed meanwhile has started all nodes or no node."""
     answer, complaint = starter.communicate(json.dumps({**message(folder, specs), "locks": locks}))
     if starter.returncode != 0:
         last = complaint.strip().splitlines()[-1:] or [f"their starter ended with code {starter.returncode}"]

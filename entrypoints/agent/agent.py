@@ -162,8 +162,7 @@ class Agent:
             else:
                 self.ranks.use(made["python"], made["environment"])
                 self._set(phase="idle")
-        if (missing := self.files.opened()) is not None:
-            self._launch(missing)
+        self._launch()
         if self.ranks.boot is not None:
             code = self.ranks.boot_code()
             # After a stop request, a script that exits 0 may have saved only; then boot decides.
@@ -191,7 +190,8 @@ class Agent:
             self.ranks.begin(desired.generation)
             self.desired = desired
             self._set(generation=desired.generation, phase="running", code=None, failures=(), saved=None, done=False)
-            self.files.open(desired, self.membership.places)  # boot starts when the files of the start are here
+            self.files.open(desired, self.membership.places)
+            self._launch()
         elif desired.want == "stop" and not self.asked_to_stop:
             self.asked_to_stop = True
             self._not_launched(EXIT_STOPPED)
@@ -209,8 +209,10 @@ class Agent:
         if self.files.cancel():
             self._set(phase="exited", code=code)
 
-    def _launch(self, missing: tuple[str, ...]) -> None:
-        """Start boot, unless files that the ranks need are missing."""
+    def _launch(self) -> None:
+        """Start boot when the files of the start are here, unless files that the ranks need are missing."""
+        if (missing := self.files.opened()) is None:
+            return
         resume, fault = self._resume_path(self.desired), self.files.fault
         is_first = self.report.generation == 1 and self.spec.job.attempt == 1
         if missing and not is_first and not self.files.has_checkpoint():

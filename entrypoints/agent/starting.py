@@ -31,9 +31,11 @@ MOST_WORDS = 400  # characters
 
 
 def main() -> int:
-    """Start the agents that standard input describes; print their pids as JSON."""
+    """Start the agents that standard input describes, if it does; print their pids as JSON."""
+    if not (request := sys.stdin.read()):  # the launcher has given up, or was killed
+        return 0
     try:
-        answer = start(json.load(sys.stdin))
+        answer = start(json.loads(request))
     except processes.NoLocks as error:
         answer = {"started": False, "why": f"{error.filename}: {error.strerror}", "no_locks": True}
     print(json.dumps(answer))

@@ -67,7 +67,7 @@ def require_allowed(
 
     if key is not None and registry.with_key(key) is not None:
         return []
-    from ..advice import parents, proofs
+    from ..advice import proofs
 
     if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)
@@ -76,5 +76,7 @@ def require_allowed(
     books = budget_preview.books_of(prepared.config)
     budget_preview.require_known_project(books)
     submit.require_room(registry, prepared, is_first=True)
+    from ..advice import parents  # with the readers of weights, which a job without costs does not need
+
     found = [] if force else parents.compared(prepared, asks_stores=True)
     return [*found, *books.lines(prepared.plan.worst_case_micro)]
