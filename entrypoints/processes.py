@@ -139,11 +139,15 @@ def killed_for_memory() -> int:
 
     Counted since the machine's start; 0 if the kernel has no counter (before Linux 4.13, macOS).
     """
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    return int(_listed("/proc/vmstat", "oom_kill") or 0)
+
+
+def _listed(file: str, name: str) -> str | None:
+    """Return the last word of the line that begins with the name; None without such a line or file (Linux)."""
+    with contextlib.suppress(OSError):
+        lines = map(str.split, Path(file).read_text().splitlines())
+        return next((words[-1] for words in lines if words[:1] == [name]), None)
+    return None
 
 
 def environments(name: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -165,11 +169,7 @@ def with_environment(**variables: str) -> list[int]:
 
 def pid_inside(pid: int) -> int:
     """Return the process's pid in its own namespace (a container; Linux), or `pid` if the process is gone."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("NSpid:"):
-                return int(line.split()[-1])
-    return pid
+    return int(_listed(f"/proc/{pid}/status", "NSpid:") or pid)
 
 
 def kill(pid: int, signum: int) -> None:
@@ -180,11 +180,7 @@ def kill(pid: int, signum: int) -> None:
 
 def catches(pid: int, signum: int) -> bool:
     """Return whether the process has a handler for the signal (Linux), so that the signal does not kill the process."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
-                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
-    return False
+    return bool(int(_listed(f"/proc/{pid}/status", "SigCgt:") or "0", 16) >> (signum - 1) & 1)
 
 
 def state(pid: int) -> str:
