@@ -57,6 +57,7 @@ except OSError as error:
 """
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/._-]+")  # every shell reads such a path without quotes
 
+_starters: list[subprocess.Popen[str]] = []  # one that waits for its message, from `prepare` on
 _START = (
     "import sys; sys.path.insert(0, {!r}); from cloudtrain.entrypoints.agent import starting; sys.exit(starting.main())"
 )
@@ -121,11 +122,13 @@ def unpack(*, path: str, sha256: str, root: str) -> None:
         raise Refused(str(error)) from error
 
 
-def prepare(*, spec: dict[str, Any]) -> dict[str, Any]:
+def prepare(here: Here | None = None, *, spec: dict[str, Any]) -> dict[str, Any]:
     """Prepare the job's environment (an EnvironmentSpec), and return the PreparedEnvironment. Raises Refused.
 
-    The node's agent needs the result to start boot.
+    The node's agent needs the result to start boot. Its starter imports its modules meanwhile.
     """
+    if here is not None and not _starters:
+        _starters.append(_starter(here))
     wanted = EnvironmentSpec.load(spec)
     if wanted.kind == "none":
         found = interpreter.find(wanted.python)
@@ -152,9 +155,20 @@ def start(here: Here, *, request: dict[str, Any]) -> dict[str, Any]:
         # For later shells, without the machine's own variables and the secrets.
         variables = {**spec.environment, **node_variables(spec, spec.node, spec.job.nodes)}
         atomic_json.write_json(Path(spec.root) / VARIABLES, variables)
-    starter = subprocess.Popen(
+    starter = _starters.pop() if _starters else _starter(here)
+    answer, complaint = starter.communicate(json.dumps(request))
+    if starter.returncode != 0:
+        last = complaint.strip().splitlines()[-1:] or [f"its starter ended with code {starter.returncode}"]
+        raise Refused(f"the agent did not start: {last[0]}")
+    status: dict[str, Any] = json.loads(answer)
+    return status
+
+
+def _starter(here: Here) -> subprocess.Popen[str]:
+    """Return a process that starts an agent at a message, and ends with this channel if no message comes."""
+    return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _START.format(here.runtime)],
-        cwd=request["folder"],
+        cwd=here.workdir,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -162,12 +176,6 @@ def start(here: Here, *, request: dict[str, Any]) -> dict[str, Any]:
         umask=here.umask,
         start_new_session=True,
     )
-    answer, complaint = starter.communicate(json.dumps(request))
-    if starter.returncode != 0:
-        last = complaint.strip().splitlines()[-1:] or [f"its starter ended with code {starter.returncode}"]
-        raise Refused(f"the agent did not start: {last[0]}")
-    status: dict[str, Any] = json.loads(answer)
-    return status
 
 
 def look(*, root: str, checkpoints: str) -> dict[str, Any]:

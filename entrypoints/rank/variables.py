@@ -50,17 +50,17 @@ def references(text: str) -> Iterator[str]:
 
 def expanded(text: str, values: Mapping[str, str]) -> str:
     """Return the text with the values of its variables; a variable without a value becomes empty."""
-
-    def value(match: re.Match[str]) -> str:
-        return match[0][1:] if match[1] else values.get(match[2] or match[3], "")
-
-    return _REFERENCE.sub(value, text)
+    return _replaced(_REFERENCE, text, values)
 
 
 def of_rank(text: str, values: Mapping[str, str]) -> str:
     """Return an argument with the values of the job's variables, and of the rank's."""
+    return expanded(_replaced(_OF_RANK, text, values), values)
 
+
+def _replaced(pattern: re.Pattern[str], text: str, values: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        return match[0][1:] if match[1] else values.get(match[2], "")
+        escape, *names = match.groups()
+        return match[0][1:] if escape else values.get(next(filter(None, names)), "")
 
-    return expanded(_OF_RANK.sub(value, text), values)
+    return pattern.sub(value, text)
