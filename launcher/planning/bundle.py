@@ -56,7 +56,6 @@ def size_words(size_bytes: int) -> str:
     return f"{size_bytes / MB:.1f} MB" if size_bytes >= MB / 10 else f"{size_bytes / 1000:.1f} kB"
 
 
-@git.together()
 def pack(
     folder: Path,
     exclude: Iterable[str],

@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +35,6 @@ _ENVIRONMENT = {
 }
 _ALWAYS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _PATTERNS = "core.excludesfile\n"
-_Borrowed = tuple[Path, dict[str, str]]
-_copies: ContextVar[tuple[contextlib.ExitStack, dict[Path, _Borrowed]] | None] = ContextVar("copies", default=None)
 _SUBMODULE = "160000 "  # the mode in an index
 
 
@@ -96,31 +93,8 @@ def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """Within the context, or the decorated function, all questions about a folder take one copy of its repository."""
-    with contextlib.ExitStack() as stack:
-        before = _copies.set((stack, {}))
-        try:
-            yield
-        finally:
-            _copies.reset(before)
-
-
-@contextlib.contextmanager
-def _borrowed(folder: Path) -> Iterator[_Borrowed]:
+def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield the top of the work tree, and git's environment. Raises OSError outside a work tree."""
-    if (shared := _copies.get()) is None:
-        with _copied(folder) as found:
-            yield found
-        return
-    stack, copies = shared
-    if folder not in copies:
-        copies[folder] = stack.enter_context(_copied(folder))
-    yield copies[folder]
-
-
-@contextlib.contextmanager
-def _copied(folder: Path) -> Iterator[_Borrowed]:
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
     common = (own / foreign.read(beside).decode().strip()).resolve() if beside.exists() else own
