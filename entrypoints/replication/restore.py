@@ -104,7 +104,7 @@ class Gathering:
 
     def _rotate(self, own: rotation.Saved, theirs: dict[Source, rotation.Saved]) -> None:
         """Note which checkpoints no node needs, and remove copies of those that their own node no longer has."""
-        self._older = rotation.older(rotation.union(own, *theirs.values()))
+        self._older = rotation.older(own, *theirs.values())
         for source, there in theirs.items():
             try:
                 gone = self._older - there.keys() if there else set()  # a node without any may have lost its disk

@@ -15,17 +15,27 @@ from .. import atomic_json
 Saved = Mapping[str, Set[str]]
 """Path of a complete checkpoint -> the names of the files without numbers; no names if the checkpoint is a file."""
 
-# Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`; or a number alone.
-FOLDER = re.compile(r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?\d+$|^\d+$")
+_COUNT = r"(?:^|[-_])(?:checkpoint|ckpt|step|epoch|iter|iteration|global_?step|save)[-_=]?(\d+)"
+_METRICS = r"(?:[-_]+(?!rank)[A-Za-z][\w.]*=-?[\d.]+)"
+# Libraries' names: Hugging Face `checkpoint-500`, Accelerate `step_10`, DeepSpeed `global_step10`, timm
+# `checkpoint-12.pth.tar`, Lightning `epoch=3-val_loss=0.52-v1.ckpt`, a file or a folder; or a number alone.
+FOLDER = re.compile(rf"{_COUNT}{_METRICS}*(?:-v\d+|-last)?(?:\.ckpt|\.pth)?$|^\d+$")
 BEST = re.compile(r"best", re.IGNORECASE)
 _OURS = re.compile(r"step-\d{8}$")  # the trainer keeps its checkpoints itself
+_METRIC = re.compile(r"=-?\d+\.\d")  # in a name: the script may keep the best checkpoints, as save_top_k does
 _DIGITS = re.compile(r"\d+")
+
+
+def numbers_of(path: str) -> tuple[int, ...]:
+    """Return the numbers of a path: in the name first the steps and epochs, since a metric may stand before them."""
+    folder, _, name = path.rpartition("/")
+    return tuple(map(int, _DIGITS.findall(folder) + re.findall(_COUNT, name) + _DIGITS.findall(name)))
 
 
 def place_in_series(path: str) -> tuple[str, tuple[int, ...]]:
     """Return the series of a checkpoint, and its place there."""
     folder, _, name = path.rpartition("/")
-    return f"{folder}/{_DIGITS.sub('#', name)}", tuple(int(digits) for digits in _DIGITS.findall(name))
+    return f"{folder}/{_DIGITS.sub('#', name)}", numbers_of(name)
 
 
 def is_in_series(stem: str) -> bool:
@@ -37,7 +47,7 @@ def unseen(paths: Iterable[str], leader: Iterable[str]) -> set[str]:
     """Return the files of checkpoints that node 0, with the files `leader`, has replaced by later checkpoints."""
     there = set(filter(None, map(_checkpoint_of, leader)))
     here = {path: name for path in paths if (name := _checkpoint_of(path)) and name not in there}
-    old = older({name: set() for name in there | set(here.values())})
+    old = older({name: set() for name in there}, {name: set() for name in here.values()})
     last = {place_in_series(name)[0] for name in there}
     return {path for path, name in here.items() if name in old and place_in_series(name)[0] in last}
 
@@ -56,8 +66,12 @@ def union(*nodes: Saved) -> Saved:
     return {name: set().union(*(node.get(name, ()) for node in nodes)) for name in set().union(*nodes)}
 
 
-def older(saved: Saved) -> set[str]:
-    """Return all checkpoints before the newest complete checkpoint of the series, with all kinds of files."""
+def older(*nodes: Saved) -> set[str]:
+    """Return all checkpoints before the newest complete checkpoint of the series, with all kinds of files.
+
+    If the names have metrics, the checkpoints beside the newest checkpoint, on its node, are not among them.
+    """
+    saved = union(*nodes)
     series: dict[str, list[str]] = {}
     for name in sorted(saved, key=place_in_series):
         series.setdefault(place_in_series(name)[0], []).append(name)
@@ -65,7 +79,9 @@ def older(saved: Saved) -> set[str]:
     for names in series.values():
         kinds = [saved[name] for name in names]
         newest = max(at for at, own in enumerate(kinds) if all(own >= before for before in kinds[:at]))
-        found.update(names[:newest])
+        is_by_metric = _METRIC.search(names[newest].rpartition("/")[2])
+        best = union(*(node for node in nodes if is_by_metric and names[newest] in node))
+        found.update(set(names[:newest]) - best.keys())
     return found
 
 

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from .. import events
 from ..contract import is_whole
 from ..format import quantity
-from ..replication.rotation import BEST, FOLDER, Saved, is_in_series
+from ..replication.rotation import BEST, FOLDER, Saved, is_in_series, numbers_of
 
 EVERY_S = 0.5  # between two polls of the working directory; a file is copied when two polls find it unchanged,
 # and a file of torch.save at each poll, because its end shows whether it is whole: a script may save more often
@@ -284,7 +284,7 @@ def newest(folder: Path) -> tuple[str, float] | None:
     series: dict[str, list[_Candidate]] = {}
     ranked = [each for each in is_plain if each.rank == rank]
     # The paths of a series are equal but for their numbers, which order them.
-    for each in sorted(ranked, key=lambda each: [int(digits) for digits in _DIGITS.findall(each.path)]):
+    for each in sorted(ranked, key=lambda each: numbers_of(each.path)):
         series.setdefault(_DIGITS.sub("#", each.path), []).append(each)
     best = max((_last(each) for each in series.values()), key=lambda each: (each.changed_s, each.path))
     return best.path, best.changed_s

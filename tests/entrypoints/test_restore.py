@@ -16,6 +16,7 @@ from cloudtrain.entrypoints.checkpoints import folder as checkpoints
 from cloudtrain.entrypoints.replication import copies, entries
 from cloudtrain.entrypoints.replication.replicas import Replicas
 from cloudtrain.entrypoints.replication.restore import Gathering
+from cloudtrain.entrypoints.replication.rotation import unseen
 from cloudtrain.entrypoints.scripts.keep import saved
 from doubles.waiting import until
 
@@ -181,6 +182,11 @@ def write(folder: Path, *paths: str) -> None:
         (("out/0/a.pt", "out/1/a.pt", "out/rng_state_0.pth"), ("out/0/a.pt", "out/1/a.pt", "out/rng_state_0.pth")),
         (("out/step_1/a.pt", "out/step_1/b.pt", "out/step_2/a.pt"),) * 2,  # the second is incomplete
         (("step_1/a.pt", "step_2/a.pt"), ("step_2/a.pt",)),
+        (("out/checkpoint-9.pth.tar", "out/checkpoint-10.pth.tar"), ("out/checkpoint-10.pth.tar",)),  # timm
+        (("out/step=9.ckpt/a.pt", "out/step=10.ckpt/a.pt"), ("out/step=10.ckpt/a.pt",)),
+        (("out/epoch=1-val_loss=0.50.ckpt", "out/epoch=3-val_loss=0.25.ckpt"),) * 2,  # Lightning keeps the best
+        (("out/loss=0.9-step=1.ckpt", "out/loss=0.5-step=2.ckpt"),) * 2,
+        (("out/epoch=1-rank=0.ckpt", "out/epoch=1-rank=1.ckpt"),) * 2,
     ],
 )
 def test_newest_complete_checkpoint_of_a_script_is_copied(
@@ -208,6 +214,21 @@ def test_copy_that_its_node_has_removed_is_removed(node: Any, gather: Any, here:
     assert gather(source, **ask) == ()
     left = sorted(path.relative_to(here).as_posix() for path in here.rglob("*.pt"))
     assert left == ["out/step_1/c.pt", "out/step_1/own.pt", *(f"out/step_2/{n}.pt" for n in ("a", "b", "c", "own"))]
+
+
+@pytest.mark.parametrize("name", ["epoch={}-val_loss=0.{}.ckpt", "loss=0.{1}-epoch={0}.ckpt", "epoch={}.pth.tar"])
+def test_best_checkpoints_follow_the_node_with_the_newest(node: Any, gather: Any, here: Path, name: str) -> None:
+    """Lightning's save_top_k: the script has removed what is not beside the newest checkpoint, also the copies."""
+    folder, source = node()
+    names = [f"out/{name.format(epoch, loss)}" for epoch, loss in ((1, 90), (2, 70), (4, 30))]
+    ask = {"newest_alone": False, "merged": ("out",), "saved": saved}
+    for epochs in (names[:1], names[1:]):
+        shutil.rmtree(folder / "out", ignore_errors=True)
+        write(folder, *epochs)
+        assert gather(source, **ask) == ()
+    kept = names[1:] if "loss" in name else names[2:]
+    assert sorted(path.relative_to(here).as_posix() for path in here.rglob("*") if path.is_file()) == sorted(kept)
+    assert unseen(names, kept) == {*names} - {*kept}
 
 
 def test_kept_folder_that_changes_during_the_copy_is_copied_again(
