@@ -160,20 +160,23 @@ def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:
         return {"sums": {name: _sha256(root / name) for name in sums}}
     files = []
     been: set[tuple[int, int]] = set()
-    for where, folders, names in os.walk(root, followlinks=True):
-        try:
-            about = Path(where).stat()
-        except FileNotFoundError:  # removed by a running job, as the files below
-            continue
-        if (about.st_dev, about.st_ino) in been:  # a link that leads back
-            folders.clear()
-            continue
-        been.add((about.st_dev, about.st_ino))
-        for name in sorted(names):
-            path = Path(where, name)
-            with contextlib.suppress(FileNotFoundError):
-                if path.is_file():
-                    files.append([path.relative_to(root).as_posix(), path.stat().st_size])
+    places = [root]
+    for start in places:  # links to folders last: of `latest -> step-10` the files are those of step-10
+        for where, folders, names in os.walk(start):
+            try:
+                about = Path(where).stat()
+            except FileNotFoundError:  # removed by a running job, as the files below
+                continue
+            if (about.st_dev, about.st_ino) in been:  # a link that leads back
+                folders.clear()
+                continue
+            been.add((about.st_dev, about.st_ino))
+            places += [path for name in sorted(folders) if (path := Path(where, name)).is_symlink()]
+            for name in sorted(names):
+                path = Path(where, name)
+                with contextlib.suppress(FileNotFoundError):
+                    if path.is_file():
+                        files.append([path.relative_to(root).as_posix(), path.stat().st_size])
     return {"files": sorted(files)}
 
 

@@ -255,7 +255,8 @@ def fetch(
         _session(address, port, token, stop) as wire,
     ):
         wire.send({"want": "get", "name": name, **(leaves_out or {})})
-        entry = _entry(_next(wire, "entry")["entry"])
+        answer = _next(wire, "entry")
+        entry = _entry(answer["entry"])
         if entry.name != name:
             raise WireError(f"the server offers {entry.name!r}, which was not requested")
         here, noted = listing.look(into, name), listing.read_note(note) if note else {}
@@ -268,6 +269,7 @@ def fetch(
         partial_files.check_room(into, entry.bytes + entry.files * FILE_BYTES + MARGIN_BYTES)
         try:
             paths = _receive(wire, entry, partial)
+            partial_files.link(partial, answer.get("links"))
             partial_files.sync(partial, paths, stop)
             if note is not None:
                 # The note is written first: an entry without a note counts as saved by this node.
@@ -321,7 +323,7 @@ def _wanted(root: int, name: str, ask: Mapping[str, Any]) -> tuple[StoredEntry, 
 def _send(wire: Wire, folder: Path, name: str, ask: Mapping[str, Any]) -> None:
     with listing.open_root(folder) as root, contextlib.closing(Sums(with_crc=False)) as sums:
         entry, files = _wanted(root, name, ask)
-        wire.send({"entry": entry.dump()})
+        wire.send({"entry": entry.dump(), "links": listing.links(folder / name)})
         for file in files:
             with FileIO(listing.open_file(root, name, file.path)) as source:
                 about = os.fstat(source.fileno())

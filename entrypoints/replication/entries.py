@@ -1,8 +1,8 @@
 """The entries of a folder that a node offers, and the fingerprint that distinguishes two entries of the same name.
 
-An entry is a file, or a folder with its whole content, and its name marks a complete entry (contract.py). Links,
-devices and empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read
-other files of the machine.
+An entry is a file, or a folder with its whole content, and its name marks a complete entry (contract.py). Devices and
+empty folders in an entry are ignored, and no link is followed: the job's own code cannot make a server read other files
+of the machine. Links that stay in the entry, such as `latest -> step-20`, are copied as links.
 
 A note records which entries of a node's checkpoint folder were fetched from a peer; only fetched entries are ever
 replaced. The note lies outside the folder, because the folder belongs to the job.
@@ -150,6 +150,25 @@ def scan(root: int, name: str) -> tuple[StoredEntry, list[File]]:
     fingerprint = fingerprint_of(files, manifest)
     is_folder = stat.S_ISDIR(about.st_mode)
     return StoredEntry(name, fingerprint, total, len(files), written_ns, step, is_folder, manifest is not None), files
+
+
+def links(folder: Path) -> dict[str, tuple[str, int]]:
+    """Return an entry's links that lead to another place of the entry: path -> target, time in nanoseconds."""
+    found = {}
+    for where, folders, files in os.walk(folder):
+        for path in (Path(where, name) for name in (*folders, *files)):
+            with contextlib.suppress(OSError):  # no link
+                target, name = str(path.readlink()), path.relative_to(folder).as_posix()
+                if stays_inside(name, target):
+                    found[name] = target, path.lstat().st_mtime_ns
+    return found
+
+
+def stays_inside(path: str, target: str) -> bool:
+    """Return whether a link at a path of an entry leads to another place of the entry."""
+    place = os.path.normpath(f"{path.rpartition('/')[0] or '.'}/{target}")
+    is_plain = os.path.normpath(target) == target != "." and not target.startswith("/")
+    return is_plain and is_path(path) and is_path(place)
 
 
 def open_file(root: int, name: str, path: str) -> int:

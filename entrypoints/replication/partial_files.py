@@ -16,6 +16,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .. import atomic_json, processes
 from ..checkpoints import folder as checkpoints
@@ -121,6 +122,19 @@ def place(partial: Path, final: Path, over: StoredEntry | None = None, *, is_kep
     finally:
         if old is not None and not is_kept:
             drop(old)
+
+
+def link(partial: Path, links: Any) -> None:
+    """Make the links that a server has sent (`entries.links`). Raises OSError; WireError for links of another form."""
+    try:
+        for name, (target, written_ns) in (links or {}).items():
+            if not listing.stays_inside(name, target):
+                raise wire.WireError(f"the server sends {name[:200]!r}, which is not a valid link")
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).symlink_to(target)
+            os.utime(partial / name, ns=(written_ns, written_ns), follow_symlinks=False)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise wire.WireError("the peer uses a different protocol version") from error
 
 
 def drop(path: Path) -> None:

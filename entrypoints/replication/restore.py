@@ -9,6 +9,7 @@ the newest complete one. Copies of what their own node has removed are removed. 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -144,12 +145,14 @@ class Gathering:
             fetched = self._fetch_stable(source, entry.name, scratch)
             paths = scratch.rglob("*") if fetched.entry.is_folder else [scratch / entry.name]
             placed = list[Path]()
-            for path in [path for path in paths if path.is_file()]:
-                target = self._folder / path.relative_to(scratch)
-                if not target.exists() or target.stat().st_mtime_ns < path.stat().st_mtime_ns:
+            for path in [path for path in paths if path.is_symlink() or path.is_file()]:
+                target, is_link = self._folder / path.relative_to(scratch), path.is_symlink()
+                if not os.path.lexists(target) or (
+                    target.is_symlink() == is_link and target.lstat().st_mtime_ns < path.lstat().st_mtime_ns
+                ):
                     target.parent.mkdir(parents=True, exist_ok=True)
                     path.replace(target)
-                    placed.append(target)
+                    placed += [] if is_link else [target]
             rotation.note_copies(self._merge_note, self._folder, source[0], placed)
             if placed:
                 print(f"gather: {entry.name} of {source[0]} was merged", flush=True)

@@ -18,7 +18,7 @@ import pytest
 import savedentries
 
 from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import copying
+from cloudtrain.entrypoints.host import copying, files
 from cloudtrain.entrypoints.replication import copies, entries, partial_files
 from cloudtrain.entrypoints.replication import wire as copywire
 from cloudtrain.entrypoints.replication.copies import CopyError
@@ -507,6 +507,30 @@ def test_garbage_does_not_end_the_server(serve: Serve, garbage: bytes, monkeypat
     assert copies.entries(HOST, port, TOKEN) == []
 
 
+def test_link_to_a_place_of_the_entry_is_copied(serve: Serve, there: Path, here: Path) -> None:
+    """A script's `latest -> step-20` leads to the copy on the other node, also if the files of it come later."""
+    (there / "run/sub").mkdir(parents=True)
+    (there / "run/a.pt").write_text("a")
+    links = {"last.pt": "a.pt", "sub/last.pt": "../a.pt", "latest": "sub", "later": "sub/later"}
+    for name, target in links.items():
+        (there / "run" / name).symlink_to(target)
+    for name, target in (("all", "."), ("up", ".."), ("round", "sub/../../run"), ("abs", str(there / "run/a.pt"))):
+        (there / "run" / name).symlink_to(target)
+    fetch(serve(), "run", here)
+    assert {name: str((here / "run" / name).readlink()) for name in links} == links
+    assert sorted(os.listdir(here / "run")) == ["a.pt", "last.pt", "later", "latest", "sub"]
+
+
+@pytest.mark.parametrize(
+    "links", [{"x": ["../y", 1]}, {"../x": ["y", 1]}, {"x": ["/y", 1]}, {"x": 3}, {"x": [3, 1]}, 4]
+)
+def test_hostile_links_end_the_copy(links: Any, tmp_path: Path) -> None:
+    """A link that leads elsewhere, or a message of another form, leaves no link."""
+    with pytest.raises(copywire.WireError):
+        partial_files.link(tmp_path, links)
+    assert os.listdir(tmp_path) == []
+
+
 def test_links_are_not_followed(serve: Serve, there: Path, here: Path) -> None:
     """Neither linked entries, nor links inside an entry, nor a link that replaces a file are offered."""
     (there.parent / "secret").write_text("secret")
@@ -841,6 +865,20 @@ def test_newest_entry_is_complete(there: Path) -> None:
     assert (told["name"], told["step"]) == ("step-00000030", 30)
     assert abs(told["mtime"] - time.time()) < 60
     assert json.loads(json.dumps(told)) == told
+
+
+def test_linked_folder_is_listed_after_the_real_one(there: Path) -> None:
+    """Of `latest -> step-20` a download has the files of step-20, wherever the link stands; a link back is no loop."""
+    (there / "z/step-20").mkdir(parents=True)
+    (there / "z/step-20/m.pt").write_text("m")
+    (there / "z/again").symlink_to("..")
+    (there / "a").mkdir()
+    (there / "a/latest").symlink_to("../z/step-20")
+    outside = there.parent / "outside"
+    outside.mkdir()
+    (outside / "x.pt").write_text("x")
+    (there / "far").symlink_to(outside)
+    assert files.tree(folder=str(there)) == {"files": [["far/x.pt", 1], ["z/step-20/m.pt", 1]]}
 
 
 def test_verbs_offer_and_fetch(there: Path, here: Path) -> None:

@@ -231,6 +231,18 @@ def test_best_checkpoints_follow_the_node_with_the_newest(node: Any, gather: Any
     assert unseen(names, kept) == {*names} - {*kept}
 
 
+def test_link_to_the_latest_follows_its_node(node: Any, gather: Any, here: Path) -> None:
+    """`latest` leads to the same checkpoint on each node, after the next save too."""
+    folder, source = node()
+    for step in (1, 2):
+        write(folder, f"out/step_{step}/a.pt")
+        (folder / "out/latest").unlink(missing_ok=True)
+        (folder / "out/latest").symlink_to(f"step_{step}")
+        assert gather(source, newest_alone=False, merged=("out",), saved=saved) == ()
+        assert str((here / "out/latest").readlink()) == f"step_{step}"
+        assert (here / "out/latest/a.pt").read_text() == f"out/step_{step}/a.pt"
+
+
 def test_kept_folder_that_changes_during_the_copy_is_copied_again(
     node: Any, gather: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
