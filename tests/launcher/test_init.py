@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from cloudtrain.launcher import config
+from cloudtrain.launcher import cli, config
 from cloudtrain.launcher.commands.init import BACKENDS, KINDS, command
 from cloudtrain.launcher.errors import UsageError
 from doubles import warmpython
@@ -106,13 +106,17 @@ def test_starters_show_each_cloud(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_init_for_a_backend_writes_its_block_alone(tmp_path: Path, backend: str, kind: str) -> None:
-    """The file is valid with the block, also with its commented keys, and names no other backend."""
+def test_init_for_a_backend_writes_its_block_alone(
+    tmp_path: Path, backend: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is valid and plans, also with the commented keys, and names no other backend."""
     output = init(tmp_path / "new", "--kind", kind, "--backend", backend).output
     assert f"cloudtrain doctor {backend}" in output
     file = tmp_path / "new/cloudtrain.yaml"
     text = file.read_text("utf-8")
     assert not [name for name in BACKENDS if name != backend and f"{name}:" in text]
+    cli.cli.main(["plan", "--no-code", "-f", str(file)], standalone_mode=False)
+    assert f"{backend}: 1 instance x 1 = 1 rank" in capsys.readouterr().out
     for each in (text, text.replace("\n  # ", "\n  ")):
         file.write_text(each)
         job = config.load(file, environ={})
