@@ -61,8 +61,8 @@ class CloudRef(StoredRecord):
         return cls(**{each.name: getattr(plan, each.name) for each in fields(cls) if hasattr(plan, each.name)} | own)
 
 
-def _emptied(files: JobFolder, uri: str) -> None:
-    files.empty(uri)
+def _sizes(files: JobFolder, uri: str, *, remove: bool) -> dict[str, int]:
+    return files.sizes(uri, remove=remove)
 
 
 class CloudAdapter(Adapter):
@@ -120,15 +120,18 @@ class CloudAdapter(Adapter):
 
         handles = [(job, self.REF.load(ref)) for job, those in refs.items() for ref in those]
         uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, h.checkpoint_uri or "", h.output_uri)}
-        found = []
+        found: list[LeftFiles] = []
+        kept = ""
         for uri, (job, handle) in uris.items():
-            kept = ""
+            sizes = None
             try:
-                if remove:
-                    self._with_files(handle, uri, f"empty {uri}", partial(_emptied, uri=uri))
+                if remove or not kept:  # the sizes alone are not worth a wait for each job of a silent store
+                    kept = ""
+                    sizes = self._with_files(handle, uri, f"list {uri}", partial(_sizes, uri=uri, remove=remove))
             except CloudtrainError as error:
                 kept = error.message
-            found.append(LeftFiles(job, uri, kept=kept))
+            if sizes != {}:
+                found.append(LeftFiles(job, uri, None if sizes is None else sum(sizes.values()), kept))
         return found
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:

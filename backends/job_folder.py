@@ -66,11 +66,14 @@ class JobFolder:
         with self._object("remove", uri) as (store, name):
             store.delete(name)
 
-    def empty(self, uri: str) -> None:
-        """Delete all objects below the URI."""
-        with self.answers(f"empty {uri}"), ThreadPoolExecutor(self.workers) as pool:
+    def sizes(self, uri: str, *, remove: bool) -> dict[str, int]:
+        """Return the bytes of all objects below the URI, by name; with `remove`, delete the objects."""
+        with self.answers(f"{'empty' if remove else 'list'} {uri}"), ThreadPoolExecutor(self.workers) as pool:
             store = self.open_at(uri)
-            list(pool.map(store.delete, store.names("")))
+            sizes = store.sizes("")
+            if remove:
+                list(pool.map(store.delete, sizes))
+        return sizes
 
     def report(self, uri: str, nodes: int) -> dict[str, Any] | None:
         """Return a container's exit report: the report of the lowest node that has written one."""

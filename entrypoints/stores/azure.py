@@ -172,11 +172,15 @@ class AzureStore:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, over all pages."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each blob whose name begins with `prefix`, over all pages."""
         with self._asking() as client:
             blobs = list(client.list_blobs(name_starts_with=self._above + prefix, include=["metadata"]))
         # An account with a hierarchical namespace lists folders too. A slash at the end marks a folder of other tools.
-        files = [blob.name for blob in blobs if (blob.metadata or {}).get("hdi_isfolder") != "true"]
-        return sorted(name.removeprefix(self._above) for name in files if not name.endswith("/"))
+        files = [blob for blob in blobs if (blob.metadata or {}).get("hdi_isfolder") != "true"]
+        return {blob.name.removeprefix(self._above): blob.size for blob in files if not blob.name.endswith("/")}
 
     def delete(self, name: str) -> None:
         """Delete the blob, if present, with its snapshots from backups: Azure removes no blob without its snapshots."""

@@ -85,6 +85,14 @@ class FolderStore:
         names = (path.relative_to(self._root).as_posix() for path in found)
         return sorted(name for name in names if not name.endswith((".tmp", ".lock")))
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each file whose name begins with `prefix`."""
+        sizes = {}
+        for name in self.names(prefix):
+            with contextlib.suppress(FileNotFoundError):
+                sizes[name] = (self._root / name).stat().st_size
+        return sizes
+
     def delete(self, name: str) -> None:
         """Delete the file, if present."""
         (self._root / name).unlink(missing_ok=True)

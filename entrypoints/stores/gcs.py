@@ -139,8 +139,12 @@ class GcsStore:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, over all pages."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each object whose name begins with `prefix`, over all pages."""
         # A name with a slash at the end is a folder made in the console.
-        return [item.name for item in self.items(prefix) if not item.name.endswith("/")]
+        return {item.name: item.size for item in self.items(prefix) if not item.name.endswith("/")}
 
     def items(self, prefix: str = "") -> list[Item]:
         """Return the objects whose names begin with `prefix`, sorted by name, over all pages."""

@@ -128,11 +128,15 @@ class S3Store:
 
     def names(self, prefix: str) -> list[str]:
         """Return the names that begin with `prefix`, over all pages."""
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each object whose name begins with `prefix`, over all pages."""
         with self._asking() as client:
             asked = client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._above + prefix)
-            keys = [item["Key"] for page in asked for item in page.get("Contents", ())]
+            sizes = {item["Key"]: int(item["Size"]) for page in asked for item in page.get("Contents", ())}
         # A key with a slash at the end is a folder made in the console.
-        return sorted(key.removeprefix(self._above) for key in keys if not key.endswith("/"))
+        return {key.removeprefix(self._above): size for key, size in sizes.items() if not key.endswith("/")}
 
     def delete(self, name: str) -> None:
         """Delete the object; no error if the object is absent."""

@@ -58,6 +58,9 @@ class Store(Protocol):
     def names(self, prefix: str) -> list[str]:
         """Return the sorted names that begin with `prefix`."""
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the bytes of each object whose name begins with `prefix`."""
+
     def delete(self, name: str) -> None:
         """Delete the object, if present."""
 

@@ -230,6 +230,7 @@ def test_object_round_trips(prefix: str, place: str, tmp_path: Path) -> None:
         store.put(tmp_path / "file", name)
     store.put(b"more bytes", "latest.json")
     assert store.names("step-") == ["step-00000001/manifest.json", "step-00000001/shard-0"]
+    assert store.sizes("") == {"latest.json": 10, "step-00000001/manifest.json": 10, "step-00000001/shard-0": 10}
     store.get("step-00000001/shard-0", tmp_path / "new" / "folder" / "file")
     assert (tmp_path / "new/folder/file").read_bytes() == b"some bytes"
     assert store.read("latest.json")[0] == b"more bytes"
