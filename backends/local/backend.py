@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 
+PYTHON_S = 30.0  # for the start of the job's interpreter, from a cold disk
 PAGE_BYTES = 1 << 20  # of log: the next page is close, so the first page is on the screen at once
 # The agent of node 0 ends the job at the cap by its own clock. The remaining agents end at its message, or after 15 s
 # of silence (entrypoints/agent/transport.py); killing the processes takes some seconds more.
@@ -210,22 +211,31 @@ class LocalBackend(Adapter):
 
     def doctor(self, config: JobConfig | None) -> list[Check]:
         """Return the checks for a job on this machine."""
-        from importlib.metadata import PackageNotFoundError, version
-        from importlib.util import find_spec
+        from .block import Local
 
         linux = sys.platform == "linux"
-        torch = find_spec("torch") is not None
-        try:
-            torch_text = f"{version('torch')}, " if torch else "not in "
-        except PackageNotFoundError:  # a checkout on the path
-            torch_text = ""
         free_gb = shutil.disk_usage(Path.home()).free / 1e9
         is_roomy = free_gb > 5
         return [
             Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
-            Check("torch", "ok" if torch else "fail", torch_text + sys.executable, "" if torch else install("local")),
+            _torch(None if config is None else config.block(Local).python),
             Check("disk", "ok" if is_roomy else "warn", f"{free_gb:.0f} GB free", "" if is_roomy else "free some"),
         ]
+
+
+def _torch(wanted: str | None) -> Check:
+    """Return whether the job's interpreter has torch."""
+    from cloudtrain.entrypoints.host import probes
+
+    cure = install("local") if wanted is None else f"{wanted} -m pip install torch, or name another in local.python"
+    try:
+        python = sys.executable if wanted is None else interpreter(wanted, Path.cwd())
+    except ConfigError as error:
+        return Check("torch", "fail", error.message, error.hint)
+    told = probes.interpreter(python, 0o022, PYTHON_S)
+    if told.get("torch"):
+        return Check("torch", "ok", f"{told['torch']}, {python}")
+    return Check("torch", "fail", str(told.get("error") or f"not in {python}"), cure)
 
 
 def _copied(source: Path, folder: Path) -> list[Path]:

@@ -51,7 +51,7 @@ def checks(fleet: Fleet, config: JobConfig | None, trial: Callable[[JobConfig], 
         "account": partial(_account, login, block),
         "site budget": partial(_budget, login, block),
         "shared disk": partial(_disk, login),
-        "python": partial(_python, login, block),
+        "python": partial(_python, login, block, brings_torch=config is not None and bool(config.setup)),
     }
     if block.container != "none":
         asks["container"] = partial(_container, login, block.container)
@@ -168,24 +168,35 @@ def _disk(login: Login) -> Check:
     return Check("shared disk", "ok", f"{place} is on {kind or 'an unknown disk'}; its jobs check the compute nodes")
 
 
-def _python(login: Login, block: Slurm) -> Check:
-    """Return the version of the interpreter as the login node has it."""
+def _python(login: Login, block: Slurm, *, brings_torch: bool) -> Check:
+    """Return the version of the interpreter as the login node has it, and whether the interpreter has torch."""
     if block.container != "none":
         return Check("python", "ok", f"{block.python} of the image")
-    ask = "import sys; print('.'.join(map(str, sys.version_info[:3])))"
+    ask = "import sys, importlib.util as u; v = '.'.join(map(str, sys.version_info[:3])); "
+    ask += "print(v if u.find_spec('torch') else v + '-without-torch')"
     if block.modules:
-        return _after_modules(login, block, ask)
+        return _after_modules(login, block, ask, brings_torch=brings_torch)
     done = login.run(["sh", "-c", 'exec "$0" -c "$1"', login.path(block.python), ask])
     if done.code:
         return Check("python", "fail", f"{block.python}: {_words(done)}", "set slurm.python, or slurm.modules")
-    version = tuple(int(part) for part in done.stdout.strip().split(".") if part.isdigit())
+    text = done.stdout.strip().partition("-")[0]
+    version = tuple(int(part) for part in text.split(".") if part.isdigit())
     if version < LEAST_PYTHON:
         cure = "name a Python of 3.10 or newer in slurm.python"
-        return Check("python", "fail", f"{block.python} is {done.stdout.strip()} on the login node", cure)
-    return Check("python", "ok", f"{block.python} is {done.stdout.strip()} on the login node")
+        return Check("python", "fail", f"{block.python} is {text} on the login node", cure)
+    return _judged(block, done.stdout.strip(), "on the login node", brings_torch=brings_torch)
 
 
-def _after_modules(login: Login, block: Slurm, ask: str) -> Check:
+def _judged(block: Slurm, printed: str, where: str, *, brings_torch: bool) -> Check:
+    version, without, _ = printed.partition("-without-torch")
+    found = f"{block.python} is {version} {where}"
+    if brings_torch or not without:
+        return Check("python", "ok", found)
+    cure = f"{block.python} -m pip install torch, or name a Python with torch: slurm.python"
+    return Check("python", "warn", f"{found}, without torch", cure)
+
+
+def _after_modules(login: Login, block: Slurm, ask: str, *, brings_torch: bool) -> Check:
     """Return the interpreter's version after the modules, loaded on the login node as the job's script loads them."""
     script = "refuse() { exit 64; }\n" + render.render_text("slurm/modules.sh", modules=block.modules)
     script += 'exec "$0" -c "$1"'
@@ -196,7 +207,7 @@ def _after_modules(login: Login, block: Slurm, ask: str) -> Check:
         does = "fails" if done.code == 64 else f"leaves no {block.python}"
         cure = "see `module avail`: fix slurm.modules or slurm.python, unless only the compute nodes have them"
         return Check("python", "warn", f"{loading} {does} on the login node: {_words(done)}", cure)
-    return Check("python", "ok", f"{block.python} is {_words(done).split()[-1]} after {loading} on the login node")
+    return _judged(block, _words(done).split()[-1], f"after {loading} on the login node", brings_torch=brings_torch)
 
 
 def _container(login: Login, program: str) -> Check:

@@ -30,8 +30,9 @@ told.update(torch=None, cuda=None, nccl=None)
 try:
     import sysconfig
     mark = os.path.join(sysconfig.get_path("stdlib"), "EXTERNALLY-MANAGED")
-    told["managed"] = sys.prefix == sys.base_prefix and os.path.exists(mark)
     import importlib.util
+    told["pip"] = importlib.util.find_spec("pip") is not None
+    told["managed"] = sys.prefix == sys.base_prefix and os.path.exists(mark)
     spec = importlib.util.find_spec("torch")
     if spec is not None and spec.origin:
         beside = {}
@@ -166,13 +167,17 @@ def leftovers(workdir: Path) -> list[dict[str, Any]]:
 def interpreter(python: str, umask: int, patience_s: float) -> dict[str, Any]:
     """Return the job's Python: `version`, `executable`, and torch's `torch`, `cuda`, `nccl`, None if absent or unknown.
 
-    `managed`: pip refuses to install there, since a package manager owns the folder (PEP 668).
+    `managed`: pip refuses to install there, since a package manager owns the folder (PEP 668). `pip`: pip is there.
     If the Python does not start, return only `error`. conda's torch includes NCCL, but the version stays unknown.
     """
     wanted = Path(python).expanduser() if python.startswith("~") else Path(python)
     command = shutil.which(wanted)
     if command is None:
         why = "may not be run" if wanted.exists() else "is not there"
+        if wanted.is_dir():
+            why = f"is a folder: its interpreter is {python.rstrip('/')}/bin/python"
+        elif wanted.is_symlink():
+            why = f"leads to {os.path.realpath(wanted)}, which is not there: make the environment again"
         return {"error": f"{python} {why}"}
     try:
         # Modules in the current folder are not modules that the job would import.

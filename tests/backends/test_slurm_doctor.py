@@ -98,6 +98,12 @@ def test_modules_are_loaded_as_in_the_job(doctor: Doctor, slurm: Slurm) -> None:
         wrong = doctor(("cpus_per_node: 2", "cpus_per_node: 2, modules: [train/2]"))["python"]
         assert "no module train/2" in wrong["found"]
         assert "slurm.modules" in wrong["cure"]
+        bare = doctor((f"python: {sys.executable}", "python: /usr/bin/python3"))["python"]
+        assert (bare["verdict"], bare["found"][-13:], bare["cure"][:16]) == (
+            "warn",
+            "without torch",
+            "/usr/bin/python3",
+        )
         script = render_text("slurm/modules.sh", modules=["train/1"])
         number = slurm.submit(f"refuse() {{ exit 64; }}\n{script}echo $TRAINLIB", "--nodelist=node0", "--output=told")
         slurm.wait(number, "COMPLETED")

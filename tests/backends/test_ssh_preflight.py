@@ -132,6 +132,7 @@ DEFECTS: list[tuple[Fact, str, str, str, str]] = [
     (python(nccl="2.21.5", managed=True), "NCCL", "fail", "2.21.5: h15", "~/venv/bin/pip install torch"),
     (python(torch="2.12.1", managed=True), "torch", "fail", "2.12.1: h15", "~/venv/bin/pip install torch==2.13.0"),
     ({"python": {"error": "python3 is not there"}}, "python", "fail", "not there: h15", "ssh.python"),
+    (python(torch="2.12.1", pip=False), "torch", "fail", "2.12.1: h15", "-m ensurepip && "),
     (python(nccl="2.21.5"), "NCCL", "fail", "2.27.5: h0-h14 | 2.21.5: h15", "ssh h15 "),
     ({"kernel": "5.15.0-1"}, "kernel", "warn", "5.15.0-1: h15", "ssh -t h15 "),
     ({"machine": "aarch64"}, "processor", "warn", "aarch64: h15", "ssh.hosts"),

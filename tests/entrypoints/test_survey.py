@@ -244,12 +244,18 @@ def test_interpreter_is_asked_without_importing_torch(tmp_path: Path) -> None:
         (None, "is not there"),
         ("#!/bin/sh\necho no >&2; exit 3\n", "is no Python: no"),
         ("#!/no/such\n", "does not start"),
+        ("folder", "is a folder: its interpreter is "),
+        ("link", "leads to /no/base/python, which is not there"),  # a venv whose base was removed
     ],
 )
 def test_invalid_interpreter_gives_a_reason(tmp_path: Path, text: str | None, words: str) -> None:
     """The message has the path and the fault."""
     python = tmp_path / "python"
-    if text is not None:
+    if text == "folder":
+        python.mkdir()
+    elif text == "link":
+        python.symlink_to("/no/base/python")
+    elif text is not None:
         python.write_text(text)
         python.chmod(0o755)
     error = probes.interpreter(str(python), 0o022, 4.0)["error"]

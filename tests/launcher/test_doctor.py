@@ -3,6 +3,7 @@
 import os
 import sqlite3
 import threading
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,18 @@ def test_all_asks_every_backend(cli: Any, folder: Path, given: list[str], tmp_pa
     environ = GOOGLE | {"CLOUDSDK_CONFIG": str(tmp_path), "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
     done = cli("doctor", *given, "--json", cwd=folder, env=environ)
     assert list(done.json) == ["cloudtrain", *BUILT_IN]
+
+
+@pytest.mark.parametrize(("python", "words"), [("/no/python", "there is no interpreter"), ("VENV", "not in ")])
+def test_local_looks_at_the_jobs_interpreter(cli: Any, folder: Path, tmp_path: Path, python: str, words: str) -> None:
+    """`local.python` counts, not the interpreter that runs cloudtrain: a job would be refused, or fail."""
+    if python == "VENV":
+        venv.create(tmp_path / "env", symlinks=True)
+        python = str(tmp_path / "env/bin/python")
+    (folder / "cloudtrain.yaml").write_text(f"{FILE}local: {{python: {python}}}\n")
+    done = cli("doctor", "local", "--json", cwd=folder)
+    check = named(done.json["local"], "torch")
+    assert (check["verdict"], words in check["found"], "local.python" in check["cure"]) == ("fail", True, True)
 
 
 def test_option_names_the_backend(cli: Any, folder: Path) -> None:

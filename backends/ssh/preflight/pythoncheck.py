@@ -99,7 +99,8 @@ def _installed(hosts: Sequence[str], report: Mapping[str, Any], wanted: str) -> 
     """Return the command that installs `wanted` where the user may: in a venv, if a package manager owns the Python."""
     python = shlex.quote(str(report.get("executable")))
     if not report.get("managed"):
-        return remote(hosts, f"{python} -m pip install {wanted}")
+        first = "" if report.get("pip", True) else f"{python} -m ensurepip && "  # uv's venvs are without pip
+        return remote(hosts, f"{first}{python} -m pip install {wanted}")
     wanted = wanted.removeprefix("--force-reinstall ")
     made = remote(hosts, f"{python} -m venv ~/venv && ~/venv/bin/pip install {wanted}")
     return f"{made}; then {_SET}: ~/venv/bin/python (Debian and Ubuntu need the package python3-venv for it)"
