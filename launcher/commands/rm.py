@@ -65,7 +65,8 @@ def removed(registry: Registry, jobs: list[Job], *, everywhere: bool, yes: bool,
     beside = f", and {counted(len(there), 'folder')} elsewhere" if everywhere and there else ""
     if jobs and not confirm(f"Remove {total}{beside}?", yes=yes):
         return 1
-    stuck = [each for each in remove.elsewhere(registry, jobs, remove=True) if each.kept] if beside else []
+    gone = remove.elsewhere(registry, jobs, remove=True) if beside else []
+    stuck = [each for each in gone if each.kept]
     say_each(f"{each.job} stays in the list: {each.place} is not removed: {each.kept}" for each in stuck)
     jobs = [job for job in jobs if job.id not in {each.job for each in stuck}]
     total = f"{counted(len(jobs), 'job')}, {size(sum(sizes[job.id] for job in jobs) + code)}" if stuck else total
@@ -73,11 +74,13 @@ def removed(registry: Registry, jobs: list[Job], *, everywhere: bool, yes: bool,
         remove.remove(registry, job)
     for path in remove.unused_bundles(registry, []):  # again: a submit may have packed the same code meanwhile
         path.unlink(missing_ok=True)
-    say(f"removed {total}")
+    freed_there = sum(each.bytes or 0 for each in gone if not each.kept)
+    say(f"removed {total}{f', and {size(freed_there)} elsewhere' if gone else ''}")
     if as_json:
         freed = sum(sizes[job.id] for job in jobs) + code
         elsewhere = [asdict(each) for each in (stuck if everywhere else there)]
-        print_json({"removed": [job.id for job in jobs], "freed_bytes": freed, "elsewhere": elsewhere})
+        removed = {"removed": [job.id for job in jobs], "freed_bytes": freed, "freed_elsewhere_bytes": freed_there}
+        print_json({**removed, "elsewhere": elsewhere})
     return 7 if stuck else 0
 
 
