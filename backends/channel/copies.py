@@ -58,7 +58,7 @@ def brought(fleet: Fleet, places: Sequence[tuple[Host, str]], folder: Path) -> l
 
 
 def left(fleet: Fleet, folders: Mapping[Host, Mapping[str, str]], *, remove: bool) -> list[LeftFiles]:
-    """Return the folders (path -> job; without paths all of the work folder) that exist on the hosts: `Cleans.left`."""
+    """Return the folders (path -> job) on the hosts: `Cleans.left`; without paths each job and each cache."""
     calls = {host: Call("files.left", {"folders": [*paths], "remove": remove}) for host, paths in folders.items()}
     found = []
     for host, answer in fleet.ask(calls, SUMS_S if remove else LEFT_S, is_urgent=True).items():

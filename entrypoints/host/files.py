@@ -129,12 +129,13 @@ def prune(workdir: Path) -> None:
 
 
 def left(here: Here, *, folders: list[str], remove: bool) -> dict[str, Any]:
-    """Return the `sizes` of the jobs' folders that exist, for no folders of all in the work folder, before a removal.
+    """Return the `sizes` of the folders that exist, before a removal; without folders, of each job and each cache.
 
     `kept`: folders that were not removed, with the reason.
     """
     sizes, kept = dict[str, int](), dict[str, str]()
-    for folder in map(Path, folders) if folders else sorted(here.workdir.glob("*/")):
+    held = sorted([*here.workdir.glob("jobs/*/"), *(each for each in here.workdir.glob("*/") if each.name != "jobs")])
+    for folder in map(Path, folders) if folders else held:
         if not folder.is_dir():
             continue
         inside = (path.lstat() for path in folder.rglob("*") if not path.is_dir() or path.is_symlink())

@@ -27,7 +27,10 @@ def require_over(jobs: list[Job]) -> None:
         if job.active:
             is_seen = job.attempt.state.state == "running" and job.attempt.unreachable_since_s is None
             words = "is running" if is_seen else "may still be running"
-            raise UsageError(f"{job.id} {words}", hint=f"cloudtrain stop {job.id}")
+            hint = f"cloudtrain stop {job.id}"
+            if job.attempt.unreachable_since_s is not None:
+                hint += f"; if {job.backend} will never answer for it: cloudtrain stop --forget {job.id}"
+            raise UsageError(f"{job.id} {words}", hint=hint)
 
 
 def size_of(registry: Registry, job: Job) -> int:

@@ -96,7 +96,7 @@ def test_jobs_are_removed_from_their_hosts_too(cli: Any, pair: Cluster, submit: 
         until(lambda job=job: cli("status", job, "--json").json["state"] not in ("running", "stopping", "pending"), 60)
     held = cli("hosts", "--disk", cwd=project(config()))
     assert held.code == 0
-    assert "h0:/home/root/.cloudtrain/jobs" in held.stdout, held.stdout
+    assert f"h0:/home/root/.cloudtrain/jobs/{one} " in held.stdout, held.stdout
     asked = cli("rm", one)
     assert f"h0:/home/root/.cloudtrain/jobs/{one}  11 MiB" in asked.stderr, asked.stderr
     assert "stays: --everywhere removes it, too" in asked.stderr

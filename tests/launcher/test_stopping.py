@@ -156,5 +156,6 @@ def test_removal_of_an_active_job_is_refused_by_its_state() -> None:
     made, state = make_job("j"), State("running")
     runs, lost = make_job("j", state=state), make_job("j", state=state, unreachable_since_s=1.0)
     for job, words in ((runs, "j is running"), (lost, "j may still be running"), (made, "j may still be running")):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=words) as refused:
             remove.require_over([job])
+        assert ("stop --forget j" in str(refused.value.hint)) == (job is lost)
