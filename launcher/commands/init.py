@@ -17,15 +17,6 @@ from .options import DEFAULT_FILE, completes
 KINDS = ("task", "script")
 _BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
 BACKENDS = tuple(name for name in BUILT_IN if (_BLOCKS / f"{name}.yaml").is_file())
-_GPUS = "# accelerators: A100:4       # the GPUs of {}; without the key, the ranks train on CPUs"
-_MACHINE = "instance_type: {}  # one GPU; or several: `accelerators: A100:8` in its place"
-MACHINES = {  # the line below `instances`
-    "ssh": _GPUS.format("each host"),
-    "slurm": _GPUS.format("each node"),
-    "sagemaker": _MACHINE.format("ml.g4dn.xlarge"),
-    "azureml": _MACHINE.format("Standard_NC4as_T4_v3"),
-    "vertex": _MACHINE.format("g2-standard-4"),
-}
 SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
 _EVERYWHERE = re.compile(r"\n# Where else it can run.*", re.DOTALL)  # the starter's commented blocks of all backends
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
@@ -100,8 +91,8 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
 
 def _for(backend: str, text: str) -> str:
     """Return the starter's config with the block of one backend, in place of the commented blocks of all."""
-    block = (_BLOCKS / f"{backend}.yaml").read_text(encoding="utf-8")
-    text = text.replace("  instances: 1\n", f"  instances: 1\n  {MACHINES[backend]}\n", 1)
+    machine, _, block = (_BLOCKS / f"{backend}.yaml").read_text(encoding="utf-8").partition("\n")  # first the machine
+    text = text.replace("  instances: 1\n", f"  instances: 1\n  {machine}\n", 1)
     return _EVERYWHERE.sub(lambda _: f"\n{block}", text.replace("backend: local", f"backend: {backend}", 1))
 
 
