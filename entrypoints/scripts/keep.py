@@ -44,6 +44,7 @@ _LOG = re.compile(
     r"tfevents|\.(?:log|txt|csv|tsv|jsonl|ya?ml|md|html|png|svg|out|err|tmp)$|^hparams|^\.", re.IGNORECASE
 )
 _DIGITS = re.compile(r"\d+")
+_STAGED = re.compile(r"tmp[-_](?:checkpoint|ckpt|step|epoch)")  # Hugging Face's name of a save, until it is complete
 _NUMBER = re.compile(r"[-_]?\d+")  # of a rank: one rank alone writes rng_state.pth, two write rng_state_0.pth
 
 _Stamp = tuple[int, int]  # size in bytes, time of the last change in nanoseconds
@@ -416,7 +417,7 @@ def _candidates(root: Path, folder: Path) -> Iterator[_Candidate]:
         path = Path(entry.path)
         name = path.relative_to(root).as_posix()
         try:
-            if not is_whole(entry.name):
+            if not is_whole(entry.name) or _STAGED.match(entry.name):
                 continue
             if entry.is_dir():
                 if FOLDER.search(entry.name) or (path / ".metadata").exists():

@@ -34,6 +34,7 @@ def save(root: Path, name: str, time_s: float) -> None:
         (["snapshot.pt", "runs/1/events.out.tfevents.7"], "snapshot.pt"),  # a numbered folder of TensorBoard's
         # only the last of a series may have been cut off, so an older one with more kinds of files does not win
         (["checkpoint-1/scaler.pt", *(f"checkpoint-{step}/m.pt" for step in (1, 2, 3))], "checkpoint-3"),
+        (["checkpoint-1/m.safetensors", "tmp-checkpoint-2/m.safetensors"], "checkpoint-1"),
         (["loss=0.50-epoch=5.ckpt", "loss=0.90-epoch=1.ckpt"], "loss=0.50-epoch=5.ckpt"),
         (["v_0/epoch=5.ckpt", "v_1/epoch=1.ckpt"], "v_1/epoch=1.ckpt"),
         (["train.log", "runs/events.out.tfevents.1", ".hidden", "half.tmp"], None),
