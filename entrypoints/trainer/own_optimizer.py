@@ -108,7 +108,7 @@ class OwnOptimizer:
         pair = [getattr(type(optimizer), name, None) for name in ("state_dict", "load_state_dict")]
         torchs = (None, torch.optim.Optimizer.state_dict, torch.optim.Optimizer.load_state_dict)
         self._has_dict = all(method not in torchs for method in pair)
-        self._start, self._outside = Encoder(self, names), _outside(optimizer.step)
+        self._start, self._outside = Encoder(self, names), _outside(optimizer.step, names)
         self.parts = [part for part in self._start.objects.values() if hasattr(part, "param_groups")]
         outside = [each for each in _schedulers((optimizer, *self.parts)) if id(each) not in self._start.seen]
         if outside:  # that a hook or after_step calls
@@ -183,7 +183,7 @@ class OwnOptimizer:
     def check(self, names: Names) -> None:
         """Raise TaskError, after the first step, if a save would lose state. Collective."""
         self.saved(names)
-        for key, version in _outside(self.optimizer.step).items() if not self._has_dict else ():
+        for key, version in _outside(self.optimizer.step, names).items() if not self._has_dict else ():
             if version != self._outside.get(key):
                 self._refuse(f"step() keeps tensors in {key[0]}, outside the optimizer: use state[p] or an attribute")
 
@@ -392,12 +392,13 @@ def filled(live: Any, node: Tree, tensors: Tensors, parameters: Mapping[str, Any
     return live
 
 
-def _outside(step: Any) -> dict[tuple[str, int], int]:
-    """Return, of the tensors in globals and closures that step() uses, the versions by place and object."""
+def _outside(step: Any, names: Names) -> dict[tuple[str, int], int]:
+    """Return the versions, by place and object, of tensors but parameters in globals and closures that step() uses."""
     function = inspect.unwrap(getattr(step, "__func__", step))
     kinds = (types.FunctionType, dict, *_LISTS.values())
     held = walk({"": function}, enters=lambda value: isinstance(value, kinds))
-    return {(place.partition("[")[0], id(t)): t._version for place, t in held if isinstance(t, torch.Tensor)}
+    tensors = ((place, t) for place, t in held if isinstance(t, torch.Tensor) and t not in names)
+    return {(place.partition("[")[0], id(t)): t._version for place, t in tensors}
 
 
 def _schedulers(parts: Sequence[Any]) -> list[LRScheduler]:

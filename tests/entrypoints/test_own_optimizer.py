@@ -199,7 +199,18 @@ def hooked(model):
     made.later = True
     return made
 
+def closed(model):
+    """A step that has the parameters by a closure."""
+    made, parameters = SGD(model.parameters(), 0.1, momentum=0.9), list(model.parameters())
+    inner = made.step
+    def step():
+        torch.nn.utils.clip_grad_value_(parameters, 0.5)
+        inner()
+    made.step = step
+    return made
+
 OWN = {
+    "closed": closed,
     "list": lambda model: Composite(model, "list"),
     "dict": lambda model: WithDict(model, "dict"),
     "forgetful": lambda model: Forgetful(model, "list"),
