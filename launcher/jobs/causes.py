@@ -124,6 +124,17 @@ CAUSES = (
         "that is skipped at random by 0 or 1",
     ),
     Cause(
+        r"Expected to mark a variable ready only once",
+        "a parameter gets two gradients in a backward pass, as by a reentrant checkpoint of a layer that is used twice",
+        "write use_reentrant=False in torch.utils.checkpoint",
+    ),
+    Cause(
+        r"setStorage: .* out of bounds for storage of size 0",
+        "fsdp has freed weights that the backward pass needs again, as for a second derivative",
+        "use DistributedDataParallel for a loss with create_graph=True",
+        "set strategy: ddp, with shard: optimizer for less memory, for a loss with create_graph=True",
+    ),
+    Cause(
         r"element 0 of tensors does not require grad",
         "a gradient is asked for where none is recorded, as under torch.no_grad()",
         "compute it inside `with torch.enable_grad():`",

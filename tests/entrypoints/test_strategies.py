@@ -18,6 +18,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 from trainerruns import called, counted, digest, on_ranks
 
 from cloudtrain.entrypoints.errors import TaskError
@@ -28,7 +29,7 @@ from cloudtrain.entrypoints.trainer.strategies import blocks as blocks_of
 from cloudtrain.entrypoints.trainer.strategies import summation
 from cloudtrain.entrypoints.trainer.strategies.blocks import default_blocks, saved_on_host
 from cloudtrain.entrypoints.trainer.strategies.strategy import Strategy, clip, clip_whole, finite_gradients
-from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums
+from cloudtrain.entrypoints.trainer.strategies.summation import PartialSums, TreeGradients
 from cloudtrain.entrypoints.trainer.strategies.wrap import _of_sparse_gradients, wrap
 
 CPU = torch.device("cpu")
@@ -218,6 +219,17 @@ def root(leaves: list[Sum]) -> Any:
     for leaf in leaves:
         counter.push(leaf)
     return leaf.made
+
+
+def test_second_gradient_after_the_first_was_sent_is_refused(alone: None) -> None:
+    """Strict sends a gradient once it arrives; a reentrant checkpoint of a layer that is used twice gives two."""
+    layer = nn.Linear(3, 3, bias=False)
+    gradients = TreeGradients([layer.weight], silent=True)
+    gradients._pairs = [None]
+    gradients.begin(is_last=True)
+    hidden = checkpoint(layer, torch.ones(2, 3, requires_grad=True), use_reentrant=True)
+    with pytest.raises(TaskError, match="3x3 gets a second gradient in one backward pass"):
+        layer(hidden).sum().backward()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])

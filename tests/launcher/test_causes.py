@@ -29,6 +29,9 @@ ARGPARSE = "exited with code 2; last line: train.py: error: unrecognized argumen
 ARGPARSE_PATH = "exited with code 2; last line: train.py: error: argument --resume: expected one argument"
 CLICK = "exited with code 2; last line: Error: No such option: --resume"
 REDUCTION = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates"
+TWICE = "Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of"
+FREED = "setStorage: sizes [8, 16], strides [1, 8], storage offset 0, and itemsize 4 requiring a storage size of 512 \
+are out of bounds for storage of size 0"
 NO_GRAD = "element 0 of tensors does not require grad and does not have a grad_fn"
 SPARSE = "Could not run 'aten::linalg_vector_norm' with arguments from the 'SparseCPU' backend. This could be because"
 NAN = "loss is nan at step 12, learning rate 0.1; no checkpoint was written; look at the data of this step, a lower lr"
@@ -58,6 +61,8 @@ TEXTS = [
     ("NonFiniteError", NAN, "diverges"),
     *((None, text, "does not accept one of its arguments") for text in (ARGPARSE, ARGPARSE_PATH, CLICK)),
     ("RuntimeError", REDUCTION, "take no part in the loss"),
+    ("RuntimeError", TWICE, "write use_reentrant=False"),
+    ("RuntimeError", FREED, "a second derivative"),
     ("RuntimeError", NO_GRAD, "inside `with torch.enable_grad():`"),
     ("NotImplementedError", SPARSE, "with sparse=False"),
     ("RuntimeError", "Adam does not support sparse gradients, please consider SparseAdam instead", "sparse=False"),

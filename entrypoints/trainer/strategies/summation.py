@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...errors import TaskError
 from .strategy import all_gather, buckets, layout
 
 _FIRST_BUCKET_BYTES = 1 << 20  # as DistributedDataParallel's: sent early in the backward pass
@@ -188,9 +189,15 @@ class TreeGradients:
         for bucket in self._buckets:
             bucket.end()
 
-    def _arrived(self, bucket: _Bucket, _parameter: torch.Tensor) -> None:
+    def _arrived(self, bucket: _Bucket, parameter: torch.Tensor) -> None:
         if self._is_last:
-            bucket.missing -= 1
+            if self._pairs and not bucket.missing:
+                shape = "x".join(map(str, parameter.shape))
+                raise TaskError(
+                    f"a parameter of shape {shape} gets a second gradient in one backward pass, and the first is "
+                    "with the other ranks: write use_reentrant=False in torch.utils.checkpoint, or use the layer once"
+                )
+            bucket.missing.discard(parameter)
             if not bucket.missing:
                 self._send(every=False)
 
@@ -225,7 +232,7 @@ class _Bucket:
 
     def __init__(self, parameters: list[nn.Parameter], multiple: int) -> None:
         self.parameters = parameters
-        self.missing = 0  # gradients that this backward pass has not written yet
+        self.missing = set[torch.Tensor]()  # whose gradients this backward pass has not written yet
         self._multiple = multiple
         self._counter = PartialSums[_Flat](lambda into, other: into.values.add_(other.values))
         self._free: list[_Flat] = []
@@ -235,7 +242,7 @@ class _Bucket:
         """Set every gradient to zero, in memory that holds no sum."""
         self._flat = self._free.pop() if self._free else self._allocate()
         self._flat.values.zero_()
-        self.missing = len(self.parameters)
+        self.missing = set(self.parameters)
         for parameter, part in zip(self.parameters, self._flat.parts, strict=True):
             parameter.grad = part
 
