@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from trainerruns import Run, run, torchrun
+from trainerruns import TASK, Run, run, torchrun
 
 from cloudtrain.entrypoints.replication.wire import Wire
 from cloudtrain.entrypoints.trainer.parameter_server import wire
@@ -443,6 +443,12 @@ ASYNC: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9},
     "checkpoint": {"every_steps": 10},
 }
+# The elements of the convolution's weight are not in the order of a vector.
+CHANNELS_LAST = TASK.replace(
+    'Net(params.get("width", 16))',
+    "nn.Sequential(nn.Unflatten(1, (2, 3, 1)), nn.Conv2d(2, 4, (2, 1)), nn.Flatten(), nn.Linear(8, 3)).to("
+    "memory_format=torch.channels_last)",
+)
 
 
 def train(folder: Path, ranks: int = 2, do: str = "", **settings: Any) -> Run:
@@ -475,10 +481,18 @@ def replayed(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", [ASYNC["optimizer"], {"name": "adamw", "lr": 0.01, "weight_decay": 0.01}])
-def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "text"),
+    [
+        (ASYNC["optimizer"], TASK),
+        ({"name": "adamw", "lr": 0.01, "weight_decay": 0.01}, TASK),
+        (ASYNC["optimizer"], CHANNELS_LAST),
+    ],
+    ids=["sgd", "adamw", "channels_last"],
+)
+def test_one_worker_equals_ddp_to_the_bit(tmp_path: Path, optimizer: dict[str, Any], text: str) -> None:
     """On one rank the losses, the weights, the buffers and the average are those of ddp."""
-    settings = {"optimizer": optimizer, "ema_decay": 0.9}
+    settings = {"optimizer": optimizer, "ema_decay": 0.9, "text": text}
     plain = train(tmp_path / "ddp", 1, strategy="ddp", **settings)
     found = train(tmp_path / "async", 1, **settings)
     assert found.code == 0, found.errors

@@ -196,7 +196,7 @@ class _Rank:
             values = [of[key].expand(p.shape) if key in of else torch.zeros_like(p) for p, of in states.items()]
             parts = torch.split(flat(values)[own.start : own.stop], sizes)
             for piece, part in zip(pieces, parts, strict=True):
-                shard.optimizer.state[piece][key] = part[0].clone() if key == "step" else part.clone()
+                shard.optimizer.state[piece][key] = part[0].float().clone() if key == "step" else part.clone()
         if job.ema is not None:
             ema = job.ema
             shard.average = average = flat(ema.averages.values())[own.start : own.stop].clone()
@@ -215,41 +215,43 @@ class _Rank:
         job, shard = self._job, self._server.shard if self._server is not None else None
         if shard is not None:
             shard.flush()
-        mine = {} if shard is None else _vectors(shard)
-        described = exchange.gather({key: str(value.dtype).removeprefix("torch.") for key, value in mine.items()})
+        mine = {} if shard is None else _held(shard)
+        # The type, or the value of the optimizer's `step`, which all parameters share.
+        described = exchange.gather(
+            {k: float(of[0]) if k == "step" else str(of[0].dtype)[6:] for k, of in mine.items()}
+        )
         parameters = trained(job.strategy.module)
         sizes = [p.numel() for p in parameters]
         targets: dict[str, Iterable[torch.Tensor]] = {"weights": parameters}
         if job.ema is not None:
             targets["average"] = job.ema.averages.values()
-        for key, dtype in described[0].items():
-            vectors = []
-            for number, host in enumerate(self._hosts):
-                size = 1 if key == "step" else len(shard_range(sum(sizes), number, len(self._hosts)))
-                vectors.append(mine[key] if self._own == number else torch.empty(size, dtype=getattr(torch, dtype)))
-                dist.broadcast(vectors[-1], host)
+        for key, value in described[0].items():
             if key == "step":
                 for p in parameters:
-                    job.optimizer.state[p][key] = vectors[0][0].clone()
+                    job.optimizer.state[p][key] = torch.tensor(value, dtype=torch.float32)
                 continue
+            whole = torch.empty(sum(sizes), dtype=getattr(torch, value))
+            for number, host in enumerate(self._hosts):
+                own = shard_range(len(whole), number, len(self._hosts))
+                part = whole[own.start : own.stop]
+                if self._own == number:
+                    torch.cat(mine[key], out=part)
+                dist.broadcast(part, host)
             for p in parameters if key not in targets else ():
-                job.optimizer.state[p][key] = torch.empty_like(p, dtype=vectors[0].dtype)
-            own = targets.get(key) or [job.optimizer.state[p][key] for p in parameters]
-            for target, values in zip(own, torch.split(torch.cat(vectors), sizes), strict=True):
+                job.optimizer.state[p][key] = torch.empty_like(p, dtype=whole.dtype)
+            filled = targets.get(key) or [job.optimizer.state[p][key] for p in parameters]
+            for target, values in zip(filled, torch.split(whole, sizes), strict=True):
                 target.copy_(values.view(target.shape))
         if shard is not None and shard.buffers is not None:
             unpack(job.strategy.module, shard.buffers)
         job.strategy.sync_buffers()
 
 
-def _vectors(shard: WeightShard) -> dict[str, torch.Tensor]:
-    """Return the shard's weights, average and optimizer state, a vector each; the optimizer's `step` is one number."""
+def _held(shard: WeightShard) -> dict[str, list[torch.Tensor]]:
+    """Return the shard's weights, average and optimizer state, in the order of its elements."""
     states = [shard.optimizer.state[piece] for piece in shard.pieces]
-    vectors = {key: torch.cat([state[key] for state in states]) for key in states[0] if key != "step"}
-    if "step" in states[0]:
-        vectors["step"] = states[0]["step"].reshape(1).float()
-    average = {} if shard.average is None else {"average": shard.average}
-    return {"weights": shard.weights, **average, **vectors}
+    average = {} if shard.average is None else {"average": [shard.average]}
+    return {"weights": [shard.weights], **average, **{key: [state[key] for state in states] for key in states[0]}}
 
 
 def _next_boundary(job: TrainingJob, progress: TrainState) -> int:
