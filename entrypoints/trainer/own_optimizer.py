@@ -202,11 +202,17 @@ class OwnOptimizer:
             self._refuse(f"step() makes objects the keys of {where}: use parameters or names as keys")
         if self._unable and (held := [name[4:] for name in tensors] or [name for name in tree[1] if name == "state"]):
             self._refuse(f"{self._unable} saves only tensors and numbers in state[p]: leave it out, or move {held[0]}")
-        # Whole tensors beside shards are saved once for all ranks, so they must be equal.
+        # Whole tensors and rates beside shards are saved once for all ranks, so they must be equal.
         is_sharded = any(isinstance(p, DTensor) for p in names)
-        ranks = exchange.gather({n: _sum(t) if is_sharded else "" for n, t in tensors.items()})
+        sums = {n: _sum(t) if is_sharded else "" for n, t in tensors.items()}
+        rates = {
+            f"own.param_groups.{i}.lr": f"{float(group['lr'])}" for i, group in enumerate(self.rated) if is_sharded
+        }
+        ranks = exchange.gather(sums | rates)
         if differing := [n[4:] for n in ranks[0] | ranks[-1] if len({rank.get(n) for rank in ranks}) > 1]:
-            self._refuse(f"the ranks differ in {first_of(differing, 4)}: make it like p, by torch.zeros_like(p)")
+            self._refuse(
+                f"the ranks differ in {first_of(differing, 4)}: make it like p, by torch.zeros_like(p), or average it"
+            )
         return tensors, {"tree": tree, "dict": own, "tensors": now.about, "lrs": self._lrs}
 
     def load_dict(self, state: Tree, tensors: Tensors, parameters: Tensors) -> None:
