@@ -58,8 +58,10 @@ def watch(job: TrainingJob) -> Iterator[None]:
 def _state(job: TrainingJob) -> dict[str, tuple[bool, Any]]:
     """Return, by place, whether a value is a parameter, and what shows that it changes."""
     task, module = job.task, job.strategy.module
-    saved = [*module.state_dict(keep_vars=True).values(), *(Encoder(job.own, {}).tensors.values() if job.own else ())]
-    known, found = set(map(id, saved)), dict[str, tuple[bool, Any]]()
+    state, found = module.state_dict(keep_vars=True), dict[str, tuple[bool, Any]]()  # a hook may give copies
+    own = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+    saved = [*state.values(), *(tensor for name, tensor in own if name in state)]
+    known = set(map(id, [*saved, *(Encoder(job.own, {}).tensors.values() if job.own else ())]))
     functions = {name: getattr(task, name) for name in ("loss", "evaluate", "after_step", "schedule", "collate")}
     roots = {"model": module, **functions, **_of_optimizer(job, module)}
 

@@ -23,6 +23,7 @@ from trainerruns import TASK, called, digest, on_ranks, run, whole_run
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, modelform
 from cloudtrain.entrypoints.trainer.settings import LocalSettings, TrainingSettings
+from cloudtrain.entrypoints.trainer.strategies import buffers
 from cloudtrain.entrypoints.trainer.strategies.wrap import explaining, wrap
 
 MICRO, STEPS = 2, 4
@@ -202,6 +203,16 @@ def test_own_optimizer_draws_alike(tmp_path: Path) -> None:
     resumed = whole_run(tmp_path / "2", 2, **strict)
     assert resumed.only("restart")["step"] > 0
     assert digest(resumed.exported()) == digest(alone.exported())
+
+
+def test_buffers_behind_a_hook_of_state_dict_are_packed() -> None:
+    """The hook returns copies, and the module's own buffers count."""
+    modules = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
+    for module in modules:
+        module._register_state_dict_hook(lambda _, state, *more: {name: each.clone() for name, each in state.items()})
+    modules[0].running_mean.fill_(3.0)
+    buffers.unpack(modules[1], buffers.pack(modules[0]))
+    assert modules[1].running_mean.tolist() == [3.0, 3.0]
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,10 @@ def test_model_that_changes_its_form_is_refused(name: str, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, FSDP], ids=str)
 def test_model_that_keeps_its_form_is_trained(settings: dict[str, Any], tmp_path: Path) -> None:
-    """A part that the loss freezes and unfreezes in each step, and writes in place."""
-    text = f"{LATE.replace('if step == 4: ', '')}model.b.requires_grad_(False).requires_grad_(True)\n"
+    """A part that the loss freezes and unfreezes in each step, and writes in place; a hook of the state's copies."""
+    hook = "_register_state_dict_hook(lambda _, state, *more: {name: each.clone() for name, each in state.items()})"
+    text = f"class Hooked(Net):\n    def __init__(self): super().__init__(); self.{hook}\n"
+    text += "def model(params): return Hooked()\n"
+    text += f"{LATE.replace('if step == 4: ', '')}model.b.requires_grad_(False).requires_grad_(True)\n"
     text += f"{AFTER}model.b.bias.clamp_(-0.3, 0.3)\n    model.t.weight.lerp_(model.a.weight, 0.1 * (step > 4))"
     assert Row("form").start(tmp_path, 1, text, **settings).code == 0

@@ -41,7 +41,8 @@ _ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal wo
 
 def _aligned(module: nn.Module, more: Iterable[Place] = ()) -> list[Place]:
     """Return the saved buffers, and more, the widest elements first: each is then aligned to its element in `pack`."""
-    saved = set(map(id, module.state_dict(keep_vars=True).values()))
+    names = module.state_dict(keep_vars=True)  # a hook may give copies under them
+    saved = {id(buffer) for name, buffer in module.named_buffers(remove_duplicate=False) if name in names}
     named = ((owner, *pair) for owner in module.modules() for pair in owner.named_buffers(recurse=False))
     found = [(owner, name) for owner, name, buffer in named if id(buffer) in saved]
     return sorted([*found, *more], key=lambda place: -int(getattr(*place).element_size()))
