@@ -202,7 +202,7 @@ class Job:
 
     @property
     def saves(self) -> bool:
-        """Whether cloudtrain saves the job at a stop; if not, its script gets SIGTERM and may save by itself."""
+        """Whether cloudtrain saves the job at a stop; if not, its script gets a signal and may save by itself."""
         return self.attempt.plan.saves
 
     @property

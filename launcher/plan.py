@@ -76,7 +76,8 @@ class Plan(Record, checks=True, optional="saved_step"):
     """A budget that does not apply, because the user's own machines have no price."""
 
     saves: bool = True
-    """cloudtrain saves the job's state at a stop; otherwise a script only gets SIGTERM."""
+    """cloudtrain saves the job's state at a stop; otherwise a script only gets `stop_signal`."""
+    stop_signal: str = "SIGTERM"
     keeps: bool = False
     """The files of the config's `keep` stay."""
     slots: int = 0

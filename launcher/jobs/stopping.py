@@ -48,7 +48,8 @@ class StopResult:
             is_first = attempt.number == 1  # a later attempt has the files of the earlier attempts
             saved += "; none was seen so far" if is_first and not attempt.progress.get("checkpoint") else ""
         lost = unkept(attempt.progress)
-        return "after saving" if self.job.saves else f"with SIGTERM ({saved}{'; ' * bool(lost)}{lost})"
+        signal = attempt.plan.stop_signal
+        return "after saving" if self.job.saves else f"with {signal} ({saved}{'; ' * bool(lost)}{lost})"
 
     @property
     def note(self) -> str:

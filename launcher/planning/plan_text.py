@@ -64,7 +64,7 @@ def _time(plan: Plan) -> str:
         return f"{most}; after {span(plan.deadline_s)} it saves and stops"
     folder = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
     stays = "the files of `keep` are saved" if plan.keeps else folder
-    return f"{most}; after {span(plan.deadline_s)} the script gets SIGTERM, and {stays}"
+    return f"{most}; after {span(plan.deadline_s)} the script gets {plan.stop_signal}, and {stays}"
 
 
 def _money(plan: Plan, backend: str) -> Iterator[str]:

@@ -77,6 +77,7 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         alert_micro=tuple(sorted({-(-budget.limit * share // 100) for share in budget.alert_at})) if budget else (),
         unpriced_budget_micro=config.budget.limit if config.budget and is_unpriced else None,
         saves=config.task is not None or config.on_stop == "save",
+        stop_signal=config.distributed.stop_signal,
         keeps=any(not name.startswith("!") for name in config.keep),
         is_spot_price=capacity.is_spot_price,
         slots=slots,

@@ -49,6 +49,8 @@ def test_stop_of_a_script_promises_no_save() -> None:
     keeps, kept = plan_of(saves=False, keeps=True), "stopping j with SIGTERM (the files of `keep` are saved"
     saves = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved"
     assert words() == f"stopping j with SIGTERM ({saves})"
+    usr1 = plan_of(saves=False, stop_signal="SIGUSR1")
+    assert words(plan=usr1) == f"stopping j with SIGUSR1 ({saves})"
     assert words(state=State("pending", detail="waits for free nodes")) == "stopping j before its start"
     assert words(progress={"unkept": ["model.pt"]}) == (
         f"stopping j with SIGTERM ({saves}; not kept: model.pt; to keep: `keep: [model.pt]` in the config)"
