@@ -41,8 +41,10 @@ def begin(kind: str) -> None:
         "lightning.pytorch.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
         "pytorch_lightning.trainer.trainer": functools.partial(trainers.lightning, steps=steps, stopping=stopping),
     }
-    if os.environ.get("CLOUDTRAIN_TRACKED_AS") and os.environ.get("RANK") == "0" and "MLFLOW_RUN_ID" not in os.environ:
-        actions["mlflow.tracking.client"] = trackers.go_on
+    if os.environ.get("CLOUDTRAIN_TRACKED_AS") and os.environ.get("RANK") == "0":
+        actions["wandb.sdk.wandb_init"] = trackers.use_once
+        if "MLFLOW_RUN_ID" not in os.environ:
+            actions["mlflow.tracking.client"] = trackers.go_on
     if ranks:
         actions["accelerate.state"] = _set_accelerate
         actions["deepspeed.constants"] = _set_deepspeed

@@ -2,11 +2,13 @@
 
 W&B and MLflow print `View run at LINK` or `View run NAME at: LINK`, MLflow by itself at the end alone. W&B goes on in a
 run by variables (worker.py); MLflow makes the ids of runs, so the job's run is found by the tag that the worker sets.
+Only the first run of a start goes on: a script that makes several has several.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from types import ModuleType
 from typing import Any
@@ -22,6 +24,22 @@ def event_of(line: str) -> str:
     """Return the machine's part of a line with the link of a run; empty for other lines."""
     url = address(line.partition(SIGN)[2])
     return events.format_line("tracker", "", {"url": url}) if url else ""
+
+
+def use_once(module: Any) -> None:
+    """Have only the first run of this process be the job's run at W&B: W&B would use the id of its variable again."""
+    init = module.init
+
+    @functools.wraps(init)
+    def begun(*args: Any, **options: Any) -> Any:
+        run = init(*args, **options)
+        with contextlib.suppress(Exception):  # another version
+            settings = module.wandb_setup.singleton().settings
+            if run.id == settings.run_id == os.environ["CLOUDTRAIN_JOB"]:
+                settings.run_id = None
+        return run
+
+    module.init = begun
 
 
 def go_on(module: ModuleType) -> None:

@@ -115,6 +115,26 @@ def test_mlflow_goes_on_in_the_jobs_run(name: str, tmp_path: Path, monkeypatch: 
     assert len({*first, *again, *others}) == 8
 
 
+def wandb_double() -> Any:
+    """Return a module by W&B's names, whose settings read the variables once."""
+    settings, made = SimpleNamespace(run_id="j"), ModuleType("wandb.sdk.wandb_init")
+    made.wandb_setup = SimpleNamespace(singleton=lambda: SimpleNamespace(settings=settings))  # type: ignore[attr-defined]
+    ids = iter("abc")
+    made.init = lambda id=None: SimpleNamespace(id=id or settings.run_id or next(ids))  # type: ignore[attr-defined]
+    return made
+
+
+def test_only_the_first_wandb_run_of_a_start_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that makes several runs has several; an id of its own uses nothing up; a new version is left alone."""
+    monkeypatch.setenv("CLOUDTRAIN_JOB", "j")
+    trackers.use_once(module := wandb_double())
+    assert [module.init(id=own).id for own in ("mine", None, None, None)] == ["mine", "j", "a", "b"]
+    other = wandb_double()
+    monkeypatch.delattr(other, "wandb_setup")
+    trackers.use_once(other)
+    assert [other.init().id, other.init().id] == ["j", "j"]
+
+
 def test_a_server_that_cannot_search_makes_a_new_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault of the search never ends a script."""
     module = double()
