@@ -6,6 +6,9 @@ addresses, are cloudtrain's own to choose.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,14 @@ activation_checkpointing_offload=false ignored_modules="""
 _DEEPSPEED = """zero_stage gradient_accumulation_steps gradient_clipping offload_optimizer_device offload_param_device
 zero3_init_flag zero3_save_16bit_model deepspeed_config_file deepspeed_moe_layer_cls_names"""
 _AS_WRITTEN = ("deepspeed_config_file", "deepspeed_moe_layer_cls_names")
-_OTHERS = ("MEGATRON_LM", "XLA", "TPU")
+_KINDS = ("NO", "FALSE", "MULTI_CPU", "DEEPSPEED", "FSDP")  # an unquoted NO is YAML's false
+_DEVICES = ("GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU", "NEURON")
+# The launcher refuses other keys; the last line is of its earlier versions.
+_KEYS = """compute_environment distributed_type mixed_precision use_cpu debug num_processes machine_rank num_machines
+gpu_ids main_process_ip main_process_port rdzv_backend same_network main_training_function enable_cpu_affinity
+fp8_config deepspeed_config fsdp_config parallelism_config megatron_lm_config mpirun_config downcast_bf16
+tpu_name tpu_zone tpu_use_cluster tpu_use_sudo command_file commands tpu_vm tpu_env dynamo_config
+fp16 dynamo_backend ipex_config use_xpu use_mps_device"""
 
 
 def applied(config: JobConfig, folder: Path) -> JobConfig:
@@ -43,13 +53,25 @@ def applied(config: JobConfig, folder: Path) -> JobConfig:
         variables = dict(variables_of(yaml.safe_load(foreign.read_text(folder / config.code.dir / name))))
     except (OSError, ValueError, yaml.YAMLError) as error:
         words = f"{name} is no settings of `accelerate config`: {' '.join(str(error).split())}"
-        raise ConfigError(words, where=KEY, hint="set its variables under `env`") from error
+        raise ConfigError(words, where=KEY, hint="correct the file, or set its variables under `env`") from error
     return config.model_copy(update={"env": {**variables, **config.env}})
 
 
 def is_settings(text: str) -> bool:
     """Return whether a file's text looks like settings of `accelerate config`."""
-    return "distributed_type:" in text and ("compute_environment:" in text or "mixed_precision:" in text)
+    return bool(
+        re.search(r'distributed_type"?:', text) and re.search(r'(compute_environment|mixed_precision)"?:', text)
+    )
+
+
+def own_default() -> Path | None:
+    """Return the file that `accelerate config` writes at home, if its settings change the training."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache/huggingface")
+    for file in (home / "accelerate" / f"default_config.{suffix}" for suffix in ("yaml", "json")):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            variables = dict(variables_of(yaml.safe_load(foreign.read_text(file))))
+            return file if variables != dict(variables_of({"distributed_type": "NO"})) else None
+    return None
 
 
 def variables_of(settings: Any) -> Iterator[tuple[str, str]]:
@@ -57,12 +79,16 @@ def variables_of(settings: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(settings, Mapping) or "distributed_type" not in settings:
         raise ValueError("`distributed_type` is missing")
     kind = str(settings["distributed_type"]).upper()
-    precision = str(settings.get("mixed_precision") or ("fp16" if settings.get("fp16") else "no")).lower()
+    mixed = settings.get("mixed_precision") or ("fp16" if settings.get("fp16") else None)
+    precision = str(mixed or "no").lower()
+    known = kind in _KINDS or kind in (f"MULTI_{device}" for device in _DEVICES)
+    unknown = sorted(map(str, settings.keys() - set(_KEYS.split())))
     for found, words in (
         (settings.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE", "its compute_environment"),
-        (kind in _OTHERS, f"distributed_type {kind}"),
-        (precision == "fp8", "mixed_precision fp8"),
+        (not known, f"distributed_type {kind}"),
+        (precision not in ("no", "fp16", "bf16"), f"mixed_precision {precision}"),
         (settings.get("parallelism_config"), "parallelism_config"),
+        (unknown, f"its {', '.join(unknown)}"),
     ):
         if found:
             raise ValueError(f"cloudtrain does not read {words}")
@@ -72,13 +98,13 @@ def variables_of(settings: Any) -> Iterator[tuple[str, str]]:
         if settings.get(flag):
             yield f"ACCELERATE_{name}", value
     if kind == "DEEPSPEED":
-        yield from _deepspeed(settings)
+        yield from _deepspeed({**settings, "mixed_precision": mixed})
         return
     dynamo = _section(settings, "dynamo_config", "dynamo_")
     if "dynamo_backend" in settings:  # the form of old files
         dynamo = {"backend": settings["dynamo_backend"]}
     for name, default in (word.split("=") for word in _DYNAMO.split()):
-        value = str(dynamo.get(name, default))
+        value = str(dynamo.get(name) or default)  # `no` without quotes is false
         yield f"ACCELERATE_DYNAMO_{name.upper()}", value.upper() if name == "backend" else value
     if kind == "FSDP":
         fsdp = _section(settings, "fsdp_config", "fsdp_")

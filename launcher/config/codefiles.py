@@ -47,6 +47,7 @@ _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|chec
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
+_ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.DOTALL)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
@@ -85,7 +86,7 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
     # `pyproject.toml[extra]` names a file and an extra of the project.
     file = code_dir / (node.value.partition("[")[0] if ".toml[" in node.value else node.value)
     inside = os.path.relpath(os.path.normpath(file), os.path.normpath(code_dir))
-    if PurePath(inside).parts[:1] == ("..",) or PurePath(node.value).is_absolute():
+    if PurePath(inside).parts[:1] == ("..",) or node.value.startswith(("/", "~")):
         hint = f"only files below it are shipped to the nodes: move the file, or set `code.dir`; write `{key}` relative"
         yield Fault(f"`{named(node)}` is outside the code folder", key, node.place, hint)
     elif _what(file) != "file":
@@ -384,14 +385,23 @@ def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 
 def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield a note on settings of `accelerate config` beside a script that uses Accelerate, if no key reads them."""
-    if config.distributed.accelerate_config or "Accelerator" not in _text(folder / script):
+    """Yield a note on settings of `accelerate config` for a script that uses Accelerate, if no key reads them."""
+    is_set = config.distributed.accelerate_config or any(name.startswith("ACCELERATE_") for name in config.env)
+    if is_set or not _ACCELERATED.search(_text(folder / script)):
         return
-    if any(name.startswith("ACCELERATE_") for name in config.env):
-        return
-    for name in (each for suffix in (".yaml", ".yml") for each in _names_in(folder, suffix)):
-        if accelerate.is_settings(_text(folder / name)):
-            yield f"nothing reads {name}, which `accelerate launch` would: set `{accelerate.KEY}: {name}`"
+    unread = []
+    for place in (each for each in (folder / script).parents if each.is_relative_to(folder)):
+        for below in ("", *(name for name in _names_in(place, "") if re.search("config|accelerate", name))):
+            names = [name for suffix in (".yaml", ".yml", ".json") for name in _names_in(place / below, suffix)]
+            paths = [place / below / name for name in names]
+            unread += [path.relative_to(folder).as_posix() for path in paths if accelerate.is_settings(_text(path))]
+    what = "which `accelerate launch` would"
+    if len(unread) > 1:
+        yield f"nothing reads {unread[0]}, nor {len(unread) - 1} more, {what}: set `{accelerate.KEY}` to the right file"
+    elif unread:
+        yield f"nothing reads {unread[0]}, {what}: set `{accelerate.KEY}: {unread[0]}`"
+    elif file := accelerate.own_default():
+        yield f"nothing reads {file}, {what}: copy it into the code, and set `{accelerate.KEY}: {file.name}`"
 
 
 def _deepspeed(config: JobConfig, script: str, folder: Path) -> Iterator[str]:

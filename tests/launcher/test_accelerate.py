@@ -1,5 +1,6 @@
 """Settings of `accelerate config`: the variables are those of accelerate's own launcher."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ CASES: list[dict[str, Any]] = [
         "dynamo_config": {"dynamo_backend": "INDUCTOR", "dynamo_use_dynamic": True},
     },
     {"distributed_type": "MULTI_GPU", "num_processes": 2, "dynamo_backend": "EAGER"},
+    {"distributed_type": "DEEPSPEED", "num_processes": 2, "fp16": True, "deepspeed_config": {"zero_stage": 2}},
+    {"distributed_type": "MULTI_XPU", "num_processes": 2, "mixed_precision": "bf16"},
 ]
 # Of the launch itself, which is cloudtrain's; on a machine without GPUs cloudtrain sets USE_CPU.
 OF_THE_LAUNCH = {"OMP_NUM_THREADS", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_CPU"}
@@ -79,17 +82,55 @@ def test_file_sets_variables_of_the_job(tmp_path: Path) -> None:
     assert (env["ACCELERATE_MIXED_PRECISION"], env["ACCELERATE_DYNAMO_BACKEND"]) == ("bf16", "EAGER")
 
 
-def test_unread_settings_are_noted(tmp_path: Path) -> None:
-    """Without the key a note names the file and the key."""
-    notes = [*codefiles.notes_of(configs.load(job(tmp_path)), tmp_path)]
-    assert (
-        "nothing reads own.yaml, which `accelerate launch` would: set `distributed.accelerate_config: own.yaml`"
-        in notes
-    )
+def test_keys_are_the_launchers() -> None:
+    """No key of the installed package is refused as unknown."""
+    config_args = pytest.importorskip("accelerate.commands.config.config_args", reason="it is in the extra `bench`")
+    assert config_args.ClusterConfig.__dataclass_fields__.keys() <= set(accelerate._KEYS.split())
+
+
+HUGGING = "from transformers import AutoModel, Trainer\n"
 
 
 @pytest.mark.parametrize(
-    "text", ["distributed_type: MEGATRON_LM", "[1]", "a: [", "distributed_type: FSDP\nfsdp_config: 3"]
+    ("script", "places", "end"),
+    [
+        (None, ["own.yaml"], "nothing reads own.yaml, which `accelerate launch` would: set `{}: own.yaml`"),
+        (HUGGING, ["accelerate_configs/a.yml"], "accelerate_configs/a.yml, which {launch}: set `{}: "),
+        (None, ["configs/a.json", "b.yaml"], "reads b.yaml, nor 1 more, which {launch}: set `{}` to the right file"),
+        (None, ["~"], "default_config.yaml, which {launch}: copy it into the code, and set `{}: default_config.yaml`"),
+        (HUGGING.replace("Trainer", "AutoTokenizer"), ["own.yaml", "~"], None),
+        (None, ["data/a.yaml"], None),
+    ],
+)
+def test_unread_settings_are_noted(
+    script: str | None, places: list[str], end: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the key a note names the file, in the code or at home, and the key."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    file = job(tmp_path)
+    (tmp_path / "own.yaml").unlink()
+    (tmp_path / "train.py").write_text(script or "from accelerate import Accelerator\n")
+    for place in places:
+        own = tmp_path / place.replace("~", "hf/accelerate/default_config.yaml")
+        own.parent.mkdir(parents=True, exist_ok=True)
+        text = {"distributed_type": "NO", "mixed_precision": "bf16"}
+        own.write_text(json.dumps(text) if own.suffix == ".json" else yaml.safe_dump(text))
+    notes = [note for note in codefiles.notes_of(configs.load(file), tmp_path) if note.startswith("nothing reads")]
+    assert len(notes) == (end is not None)
+    assert not end or end.format(accelerate.KEY, launch="`accelerate launch` would") in notes[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "distributed_type: MEGATRON_LM",
+        "[1]",
+        "a: [",
+        "distributed_type: FSDP\nfsdp_config: 3",
+        "distributed_type: FSPD",
+        "distributed_type: MULTI_GPU\nmixed_precision: bfloat16",
+        "distributed_type: MULTI_GPU\nmixed_precison: bf16",
+    ],
 )
 def test_settings_that_are_not_read_are_refused(text: str, tmp_path: Path) -> None:
     """Nothing of the file is left out without a word."""

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config import codefiles
 from cloudtrain.launcher.config.schema import JobConfig
@@ -34,8 +36,9 @@ def notes_of(config: JobConfig, script: Path) -> list[str]:
     return [*meeting, *(note for notes in beside for note in notes)]
 
 
-def test_notes_on_a_corpus_of_scripts_are_no_false_alarms(tmp_path: Path) -> None:
+def test_notes_on_a_corpus_of_scripts_are_no_false_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that cannot meet, `--local_rank`, settings of Accelerate and DeepSpeed: two machines, no other key."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
     (tmp_path / "train.py").write_text("")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: train.py\nresources: {instances: 2}\n")
     config = configs.load(tmp_path / "cloudtrain.yaml")
