@@ -179,8 +179,9 @@ def kill(pid: int, signum: int) -> None:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Return whether the process has a handler for the signal (Linux), so that the signal does not kill the process."""
-    return bool(int(_listed(f"/proc/{pid}/status", "SigCgt:") or "0", 16) >> (signum - 1) & 1)
+    """Return whether the process handles the signal, or waits for it in a thread (Linux): then it does not kill."""
+    masks = [int(_listed(f"/proc/{pid}/status", name) or "0", 16) for name in ("SigBlk:", "SigCgt:")]
+    return any(mask >> (signum - 1) & 1 for mask in masks)
 
 
 def state(pid: int) -> str:

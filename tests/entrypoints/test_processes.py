@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_with_environment_finds_by_variables() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_signal_that_a_thread_waits_for_is_caught() -> None:
+    """`signal.sigwait` needs no handler: a blocked signal does not kill."""
+    assert not processes.catches(os.getpid(), signal.SIGUSR1)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    try:
+        assert processes.catches(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @pytest.mark.parametrize("signum", [0, 9])
