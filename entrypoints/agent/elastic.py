@@ -54,13 +54,14 @@ def main(argv: list[str]) -> int:
 
 
 def _failure(rank: int, failure: Any) -> dict[str, Any]:
-    killed = failure.exitcode < 0
+    code, killed = failure.exitcode, failure.exitcode < 0
+    words = f" (128 + {signal.Signals(code - 128).name})" if code - 128 in set(signal.Signals) else ""  # of a shell
     return {
         "rank": rank,
         "kind": "signal" if killed else "exit",
         "signal": failure.signal_name() if killed else None,
-        "exit_code": failure.exitcode,
-        "message": f"killed by {failure.signal_name()}" if killed else f"exited with code {failure.exitcode}",
+        "exit_code": code,
+        "message": f"killed by {failure.signal_name()}" if killed else f"exited with code {code}{words}",
         "time_s": float(failure.timestamp),
     }
 

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.agent import boot
+from cloudtrain.entrypoints.agent import boot, elastic
 from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat
@@ -68,6 +69,15 @@ def test_command_under_an_agent_is_static_without_restarts() -> None:
     assert {"--rdzv-backend=static", "--node-rank=1", "--master-port=20123", "--max-restarts=0"} <= set(command)
     assert "--local-addr=10.0.0.2" in command
     assert command[command.index("--") :] == ["--", "script", "train.py", "--max", "3"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "3"), (137, "137 (128 + SIGKILL)"), (139, "139 (128 + SIGSEGV)"), (245, "245")]
+)
+def test_code_of_a_shell_is_told_in_words(code: int, words: str) -> None:
+    """A script that passes on the code of its own child ends with 128 and the number of the child's signal."""
+    failure = elastic._failure(0, SimpleNamespace(exitcode=code, timestamp=1.0))
+    assert (failure["kind"], failure["message"]) == ("exit", f"exited with code {words}")
 
 
 def test_command_on_a_platform_is_elastic() -> None:
