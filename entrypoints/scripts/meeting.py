@@ -13,6 +13,7 @@ import functools
 import inspect
 import os
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,17 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
 def is_unmet() -> bool:
     """Return whether the rank should have joined a group of all ranks, and has not."""
     return bool(_given) and not _file("met").exists()
+
+
+def is_compiling() -> bool:
+    """Return whether the main thread builds an extension of torch, or waits for the build of another rank.
+
+    DeepSpeed builds its collectives for CPUs before its ranks meet, which may take minutes.
+    """
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/utils/cpp_extension.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def detour() -> str | None:

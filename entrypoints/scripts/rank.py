@@ -86,6 +86,8 @@ def _warn(ranks: int, stopping: Stopping) -> None:
     """Warn after a minute (CLOUDTRAIN_WARN_S: other seconds) of ranks alone, and of a save without a Trainer."""
     wait_s = float(os.environ.get("CLOUDTRAIN_WARN_S", meeting.WAIT_S))
     time.sleep(wait_s)
+    while meeting.is_compiling():
+        time.sleep(wait_s)
     if ranks and (why := meeting.missing_group(ranks)) is not None:
         words = f"this rank has joined no process group of {ranks} ranks after {wait_s:.0f} s"
         streams.say(f"cloudtrain: warning: {words}; {why}\n")

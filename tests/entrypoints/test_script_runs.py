@@ -251,6 +251,13 @@ def test_failure_has_the_reason_that_a_rank_has_left(tmp_path: Path, monkeypatch
     assert "leave num_nodes and devices" in (meeting.failure(tmp_path, 2, 2) or {})["message"]
 
 
+def test_build_of_an_extension_delays_the_warning() -> None:
+    """A rank that builds, or waits for a build below the functions of torch, does not train alone."""
+    scope: dict[str, Any] = {"inner": meeting.is_compiling}
+    exec(compile("def load():\n    return inner()", "/opt/torch/utils/cpp_extension.py", "exec"), scope)
+    assert [scope["load"](), meeting.is_compiling()] == [True, False]
+
+
 def test_count_of_met_ranks_is_per_node(tmp_path: Path) -> None:
     """Each node examines its own ranks."""
     (tmp_path / "met-4").touch()
