@@ -81,6 +81,12 @@ CAUSES = (
         "add --update-config to resume",
     ),
     Cause(
+        r"No API key configured|api_key not configured",
+        "the job has no API key of Weights & Biases",
+        "set `secrets: [WANDB_API_KEY]`, which takes the value from your environment; or "
+        "`env: {{WANDB_MODE: offline}}`, with `wandb/` in `keep`",
+    ),
+    Cause(
         r"Address already in use|EADDRINUSE",
         "another program, or a job that is being ended, has the port",
         "submit or resume it once more; a script must not choose ports of its own",

@@ -52,6 +52,11 @@ TEXTS = [
     ),
     ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/train.bin'", "`data/train.bin` was not sent"),
     ("OSError", "[Errno 98] Address already in use", "has the port"),
+    (
+        "UsageError",
+        "No API key configured. Use `wandb login` to log in.",
+        "set `secrets: [WANDB_API_KEY]`, which takes",
+    ),
     ("DistBackendError", NCCL, "in a collective"),
     ("RuntimeError", GLOO, "in a collective"),
     (None, UNEQUAL, "needs equal batches"),
@@ -75,7 +80,7 @@ def test_cause_is_found_in_the_error_text(kind: str | None, message: str, wanted
     told = likely({"rank": 0, "kind": "exception", "type": kind, "message": message}, {})
     assert wanted in told
     assert "; " in told
-    assert "{" not in told.replace("env: {CUDA_LAUNCH_BLOCKING: 1}", "")
+    assert "{" not in told.replace("env: {CUDA_LAUNCH_BLOCKING: 1}", "").replace("env: {WANDB_MODE: offline}", "")
 
 
 def test_every_cause_has_a_text() -> None:
