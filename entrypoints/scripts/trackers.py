@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -68,14 +69,19 @@ def _found(client: Any, experiment_id: str) -> Any:
     if not runs:
         return None
     earlier, known, store = runs[0].info.run_id, runs[0].data.params, client._tracking_client.store
-    log_param, log_batch = store.log_param, store.log_batch
+    log_param = store.log_param
 
     def is_new(run_id: str, param: Any) -> bool:
         return run_id != earlier or param.key not in known
 
     store.log_param = lambda run_id, param: log_param(run_id, param) if is_new(run_id, param) else None
-    store.log_batch = lambda run_id, metrics, params, tags: log_batch(
-        run_id, metrics, [param for param in params if is_new(run_id, param)], tags
-    )
+
+    def without_known(log: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda run_id, metrics, params, tags: log(
+            run_id, metrics, [param for param in params if is_new(run_id, param)], tags
+        )
+
+    for name in {"log_batch", "log_batch_async"} & {*dir(store)}:
+        setattr(store, name, without_known(getattr(store, name)))
     client.update_run(earlier, status="RUNNING")
     return client.get_run(earlier)
