@@ -386,12 +386,15 @@ def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     """Yield a note on settings of `accelerate config` for a script that uses Accelerate, if no key reads them."""
+    name, start = config.env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "$"), folder / (config.distributed.workdir or "")
+    if not name.startswith("$") and (PurePath(name).is_absolute() or _what(start / name) != "file"):
+        yield f"{accelerate.KEY}: deepspeed_config_file names {name}, which is not in the shipped code"
     is_set = config.distributed.accelerate_config or any(name.startswith("ACCELERATE_") for name in config.env)
     if is_set or not _ACCELERATED.search(_text(folder / script)):
         return
     unread = []
     for place in (each for each in (folder / script).parents if each.is_relative_to(folder)):
-        for below in ("", *(name for name in _names_in(place, "") if re.search("config|accelerate", name))):
+        for below in ("", *(each for each in _names_in(place, "") if re.search("config|accelerate", each))):
             names = [name for suffix in (".yaml", ".yml", ".json") for name in _names_in(place / below, suffix)]
             paths = [place / below / name for name in names]
             unread += [path.relative_to(folder).as_posix() for path in paths if accelerate.is_settings(_text(path))]

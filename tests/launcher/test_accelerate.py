@@ -121,6 +121,19 @@ def test_unread_settings_are_noted(
 
 
 @pytest.mark.parametrize(
+    ("named", "is_noted"),
+    [("own.yaml", False), ("no.json", True), ("/own.json", True), ("$CLOUDTRAIN_CODE_DIR/a", False)],
+)
+def test_missing_file_of_deepspeed_is_noted(named: str, is_noted: bool, tmp_path: Path) -> None:
+    """The settings may name a second file, which must be in the code too."""
+    file = job(tmp_path, "distributed: {accelerate_config: own.yaml}\n")
+    more = f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {named}}}\n"
+    (tmp_path / "own.yaml").write_text(more)
+    notes = [*codefiles.notes_of(configs.load(file), tmp_path)]
+    assert any("is not in the shipped code" in note for note in notes) == is_noted
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "distributed_type: MEGATRON_LM",
