@@ -100,6 +100,10 @@ def _exclusive(root: YamlNode) -> Iterator[Fault]:
                 hint = f"--set {section}.{written[0]}=null takes the file's away"
             message = f"`{first}` and `{second}` exclude each other"
             yield between(root, message, hint, (section, second), (section, first))
+    saves, stop = given(root, "on_stop"), given(root, "distributed", "stop_signal")
+    if saves and stop and saves.value == "save" and stop.value in ("SIGINT", "SIGHUP", "SIGUSR2"):
+        message, hint = f"`on_stop: save` does not save at {stop.value}", "leave `stop_signal` out: it saves at SIGTERM"
+        yield between(root, message, hint, ("distributed", "stop_signal"), ("on_stop",))
 
 
 def _initial(root: YamlNode) -> Iterator[Fault]:

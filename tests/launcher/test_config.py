@@ -391,6 +391,7 @@ RULES = [
     (task("notify:\n- slack: env:A\n  email: a@b"), "`slack` and `email` exclude each other", [4, 5]),
     (task("env: {A: b}\nsecrets: [A]"), "`A` is in both `env` and `secrets`", [3, 4]),
     (task("vertex:\n  network: a\n  network_attachment: b"), "exclude each other", [5, 4]),
+    (script("on_stop: save\ndistributed:\n  stop_signal: SIGHUP"), "does not save at SIGHUP", [5, 3]),
 ]
 
 
