@@ -292,7 +292,8 @@ def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool)
         done = f"after step {max(steps)}" if steps else "before its first step"
         return _wrong(verdict, ended, "steps", f"it failed {done}")
     if verdict.needs_group and (unmet := sorted(set(range(ranks)) - ended.account.met)):
-        verdict.hint = ended.account.alone or ALONE
+        longer = "" if steps else "; a script that joins later needs a longer --timeout, such as 10m"
+        verdict.hint = f"{ended.account.alone or ALONE}{longer}"
         which = f"rank {unmet[0]} has" if len(unmet) == 1 else f"{len(unmet)} of {ranks} ranks have"
         done = f"after {_reported(steps)}" if steps else f"in {ended.seconds:.0f} s"
         return _wrong(verdict, ended, "met", f"{which} joined no process group of all ranks {done}")

@@ -202,7 +202,8 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
         if not account.steps and seconds > HINT_S and not hinted:
             hinted, limit_s = True, work.wish.timeout_s
             work.say(f"no step reported yet; waiting up to {limit_s:.0f} s (scripts: docs/rehearse.md, event lines)")
-        return has_last_step or bool(account.alone and len(account.met) < work.scale.ranks)
+        is_patient = work.wish.timeout_s > RehearsalOptions.timeout_s  # a script may prepare its data before it joins
+        return has_last_step or bool(account.alone and len(account.met) < work.scale.ranks and not is_patient)
 
     return is_due
 

@@ -307,6 +307,8 @@ def test_slow_script_is_waited_for() -> None:
     assert len(said) == 1
     lonely, work.wish = starts.Account((), alone="it waits at localhost"), RehearsalOptions()
     assert [rehearsing._until(work, None, 5)(one, 61.0) for one in (silent, lonely)] == [False, True]
+    work.wish = RehearsalOptions(timeout_s=600.0)
+    assert [rehearsing._until(work, None, 5)(one, 61.0) for one in (silent, lonely)] == [False, False]
 
 
 @pytest.mark.parametrize("asks", [True, False], ids=["proof", "run"])
