@@ -48,7 +48,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     from ..advice import memory, methods, parents
     from ..money.budget_preview import books_of
     from ..planning import machine_loss
-    from ..planning.bundle import size_words
+    from ..planning.bundle import size_words, summary
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     parent, difference = list[str](), None
@@ -70,7 +70,8 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
         return 0
     listed = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     largest = visible.shown(listed, colour=False)
-    lines = [f"{line}; largest: {largest}" if line.startswith("code: ") else line for line in prepared.lines()]
+    code = f"code: {summary(prepared.bundle)}"
+    lines = [f"{line}; largest: {largest}" if line == code else line for line in prepared.lines()]
     lines += [*filter(None, [loss]), *parent, *([memory.line(needed), *needed["notes"]] if needed else [])]
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
