@@ -177,9 +177,11 @@ def _tolerant(packed: Path, otherwise: str) -> Iterator[None]:
         packed.unlink(missing_ok=True)
 
 
-def check(requirements: str, folder: Path) -> None:
-    """Raise Refused for a line that no environment can be built from, or a line with a missing file."""
-    list(_lines(requirements, folder, None, set()))
+def check(requirements: str, folder: Path) -> set[Path]:
+    """Return the named files and folders, or raise Refused for a line that no environment can be built from."""
+    named = set[Path]()
+    list(_lines(requirements, folder, folder, None, named))
+    return named
 
 
 def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *how: str) -> str:
@@ -189,7 +191,7 @@ def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *
     name is absent.
     """
     files: dict[str, str] = {}
-    lines = list(_lines(requirements, folder, files, set()))
+    lines = list(_lines(requirements, folder, folder, files, set()))
     about = {**asdict(base), "packages": base.packages if sees_system or how else None}
     about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
     inputs = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
@@ -341,9 +343,13 @@ def _room(folder: Path) -> str:
     return f"{words}: set `env: {{TMPDIR: FOLDER}}` to a folder on a larger disk ({folder} has {quantity(here)}B free)"
 
 
-def _lines(text: str, folder: Path, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
-    """Yield the requirements without comments; add the hashes of the named local files to `files`, if given."""
-    for line in text.replace("\\\n", " ").splitlines():
+def _lines(text: str, folder: Path, start: Path, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
+    """Yield the requirements without comments; add the hashes of the named local files to `files`, if given.
+
+    As pip has it, a file of requirements is relative to `folder`, and a package to `start`, where pip runs. `seen` gets
+    all named files and folders.
+    """
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         line = " ".join(_COMMENT.sub("", line).split())
         if not line:
             continue
@@ -352,17 +358,20 @@ def _lines(text: str, folder: Path, files: dict[str, str] | None, seen: set[Path
         if option and option[1] in ("-e", "--editable"):
             raise Refused(
                 f"the requirements say `{line}`, but the environment is not this job's alone and outlives its folder;"
-                " leave `-e` out, or the line: the code's own folder is importable anyway"
+                " leave `-e` out, or install it by `setup: [pip install -e .]`; the code folder is importable anyway"
             )
         if option is None:
             if named := _LOCAL.match(line.partition(" @ ")[2] or line):
-                _note(_local(named[1], folder, line), line, files)
-        elif not re.match(r"https?://", option[2]):
-            named_here = _local(option[2], folder, line)
+                seen.add(named_here := _local(named[1], start, line))
+                _note(named_here, line, files)
+        elif not re.match(r"https?://|.*\$\{", option[2]):
+            is_links = option[1] in ("-f", "--find-links")
+            named_here = _local(option[2], start if is_links and not (folder / option[2]).exists() else folder, line)
             _note(named_here, line, files)
-            if option[1] not in ("-f", "--find-links") and named_here not in seen:  # otherwise a loop
+            if not is_links and named_here not in seen:  # otherwise a loop
                 seen.add(named_here)
-                yield from _lines(foreign.read_text(named_here), named_here.parent, files, seen)
+                yield from _lines(foreign.read_text(named_here), named_here.parent, start, files, seen)
+            seen.add(named_here)
 
 
 def _local(name: str, folder: Path, line: str) -> Path:
@@ -370,7 +379,7 @@ def _local(name: str, folder: Path, line: str) -> Path:
     path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", name.strip("'\""))).expanduser()
     found = (folder / path).resolve()
     if not found.exists():
-        hint = "is it excluded from the shipped code?"
+        hint = "a relative path starts at the folder of the file that `requirements` names; is it excluded?"
         if path.is_absolute():
             hint = (
                 "a path of the machine that wrote the file: write `NAME==VERSION` (`pip list --format=freeze` prints "

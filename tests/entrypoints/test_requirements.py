@@ -129,7 +129,18 @@ def test_check_reads_nested_files_and_hashes_none(code: Path) -> None:
         venvs.check("-r more.txt", code)
     (code / "wheels").mkdir()
     (code / "wheels" / "large.whl").symlink_to("/dev/zero")
-    venvs.check("--find-links wheels", code)
+    assert venvs.check("--find-links wheels", code) == {code.resolve() / "wheels"}
+
+
+def test_paths_start_where_pip_starts_them(code: Path) -> None:
+    """Files of requirements at the file that names them, packages where pip runs, wheels' folders at either."""
+    (code / "sub/near").mkdir(parents=True)
+    for name in ("near", "a", "b"):
+        (code / name).mkdir()
+    (code / "sub/more.txt").write_text("./a ; python_version > '3'\n-f near\n--find-links=b\r\n-c limits.txt\n")
+    (code / "sub/limits.txt").write_text("x==1 \\\r\n  --hash=sha256:0\r\n")
+    names = ("sub/more.txt", "a", "sub/near", "b", "sub/limits.txt")
+    assert venvs.check("-r sub/more.txt\n-f ${WHEELS}/x", code) == {code.resolve() / name for name in names}
 
 
 def test_copy_of_an_environment_is_restored_in_place(tmp_path: Path) -> None:
