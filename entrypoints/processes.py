@@ -39,8 +39,14 @@ def completed(argv: list[str], timeout_s: float | None = None, **options: Any) -
     """
     import subprocess
 
-    options = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": timeout_s, **options}
-    return subprocess.run(argv, text=True, errors="replace", check=False, **options)
+    options = {
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "timeout": timeout_s,
+        "errors": "replace",
+        **options,
+    }
+    return subprocess.run(argv, text=True, check=False, **options)
 
 
 def user_name(uid: int) -> str:

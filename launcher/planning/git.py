@@ -45,7 +45,7 @@ def state(folder: Path) -> dict[str, Any]:
     """
     with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
         folder = folder.resolve()
-        with _borrowed(folder) as (top, environ):
+        with _borrowed(folder, reads_refs=True) as (top, environ):
             return _state(folder, top, environ)
     return {}
 
@@ -53,16 +53,16 @@ def state(folder: Path) -> dict[str, Any]:
 def tracked_and_ignored(folder: Path) -> tuple[list[str], set[str]] | None:
     """Return the tracked files below the folder, and what git leaves out, folders with a slash at their end.
 
-    All of git's rules count, wherever they are kept. None without an answer from git: outside a work tree, as an
-    example. Where git leaves out the folder itself, its files follow no rule.
+    All of git's rules count, wherever they are kept. None without an answer from git: outside a work tree, or where git
+    leaves out the folder itself.
     """
     with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
         folder = folder.resolve()
-        with _borrowed(folder) as (_, environ):
+        with _borrowed(folder, reads_refs=False) as (_, environ):
             tracked = _git(["ls-files", "-z"], folder, environ).split("\0")
             ask = ["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
-            ignored = _git(ask, folder, environ).split("\0")
-            return tracked[:-1], {name for name in ignored if name not in ("", "./")}
+            ignored = set(_git(ask, folder, environ).split("\0")) - {""}
+            return None if "./" in ignored else (tracked[:-1], ignored)
     return None
 
 
@@ -87,13 +87,15 @@ def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
     program = shutil.which("git", path=os.pathsep.join(places))
     if program is None:
         raise FileNotFoundError("git is not installed")
-    done = processes.completed([program, "-C", str(folder), *_ALWAYS, *words], PATIENCE_S, env=environ)
+    done = processes.completed(
+        [program, "-C", str(folder), *_ALWAYS, *words], PATIENCE_S, env=environ, errors="surrogateescape"
+    )
     done.check_returncode()
     return done.stdout
 
 
 @contextlib.contextmanager
-def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
+def _borrowed(folder: Path, *, reads_refs: bool) -> Iterator[tuple[Path, dict[str, str]]]:
     """Yield the top of the work tree, and git's environment. Raises OSError outside a work tree."""
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
@@ -114,14 +116,14 @@ def _borrowed(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
         (made / "theirs").write_bytes(foreign.read(common / "config", MOST_BYTES))
         said = _git(["config", "--file", "theirs", "--no-includes", "--null", "--list"], made, environ)
         settings = said.split("\0")
-        for each in settings:  # a file of patterns: the newest names count, before those of info/exclude
-            if each.startswith(_PATTERNS) and (path := Path(each[len(_PATTERNS) :]).expanduser()).is_file():
-                rules = made / "info/exclude"
-                before = rules.read_bytes() if rules.exists() else b""
-                rules.write_bytes(foreign.read(top / path) + b"\n" + before)
-        if strange := [each for each in settings if each.startswith("extensions.") and not _HARMLESS.fullmatch(each)]:
+        strange = [each for each in settings if each.startswith("extensions.") and not _HARMLESS.fullmatch(each)]
+        if strange and reads_refs:
             raise ValueError(f"a repository of another form: {strange[0]}")  # refs in a table, as an example
         lines = [f"[{found[1]}]\n{found[2]} = {found[3]}\n" for each in settings if (found := _PLAIN.fullmatch(each))]
+        if named := [each[len(_PATTERNS) :] for each in settings if each.startswith(_PATTERNS)]:
+            path = top / Path(named[-1]).expanduser()  # in the place of the user's own file of patterns
+            (made / "patterns").write_bytes(foreign.read(path) if path.is_file() else b"")
+            lines.append(f'[core]\nexcludesFile = "{made}/patterns"\n')
         (made / "config").write_text("[core]\nrepositoryformatversion = 1\n" + "".join(lines))
         yield top, {**environ, "GIT_DIR": name, "GIT_WORK_TREE": str(top)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,6 +46,24 @@ class _OfGit(NamedTuple):
     ignored: set[str]
 
 
+class _Own(NamedTuple):
+    """What the user says to cloudtrain alone: `code.exclude`, and the root's .cloudtrainignore.
+
+    `brought`: folders and files that `!` brings back, each up to its first wildcard, and whether a wildcard follows.
+    """
+
+    excluded: IgnoreFile
+    ignored: IgnoreFile
+    brought: list[tuple[str, bool]]
+
+    def leads_into(self, path: str) -> bool:
+        """Return whether a `!` line can bring back a file below the folder."""
+        return any(
+            place.startswith(f"{path}/") or (is_pattern and f"{path}/".startswith(place))
+            for place, is_pattern in self.brought
+        )
+
+
 class _Lines(NamedTuple):
     """An ignore file above a path: `skip` bytes of the path are not below the file's folder, or `before` is missing."""
 
@@ -54,7 +73,7 @@ class _Lines(NamedTuple):
 
 
 class _Folder(NamedTuple):
-    """A folder to look into; of one that is left out only `exclude` brings files back."""
+    """A folder to look into; of one that is left out only the user's `!` lines bring files back."""
 
     below: str
     lines: list[_Lines]
@@ -135,9 +154,7 @@ def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, _File]
 
 def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
     """Return the files to ship. Raises OSError."""
-    exclude = list(exclude)
-    excluded = IgnoreFile("\n".join(exclude).encode(errors="surrogateescape"))
-    brought = [line[1:].strip("/") for line in exclude if line.startswith("!")]
+    own = _own(root, exclude)
     found: dict[str, _File] = {}
     left = [_Folder("", _above(root, kept := _of_git(root, "")), kept)]  # no recursion: folders may be deep
     while left:
@@ -152,13 +169,30 @@ def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
         lines = [*lines, *_lines(root / below, names, len(os.fsencode(below)), has_git=kept is not None)]
         for entry in entries:
             path, is_dir = below + entry.name, entry.is_dir(follow_symlinks=False)
-            verdict = _verdict(path, excluded, folder._replace(lines=lines, kept=kept), is_dir=is_dir)
-            if is_dir and (not verdict or any(each.startswith(f"{path}/") for each in brought)):
+            verdict = _verdict(path, own, folder._replace(lines=lines, kept=kept), is_dir=is_dir)
+            if is_dir and (not verdict or own.leads_into(path)):
                 left.append(_Folder(f"{path}/", lines, kept, verdict or _is_never_code(entry.name)))
             elif not is_dir and not verdict and (entry.is_symlink() or (entry.is_file() and not _is_report(entry))):
                 about = entry.stat(follow_symlinks=False)
                 found[path] = _File(about.st_size, about.st_mode)
     return found
+
+
+def _own(root: Path, exclude: Iterable[str]) -> _Own:
+    """Return the user's lines for cloudtrain. Raises OSError."""
+    path = root / IGNORE_FILES[1]
+    text = foreign.read(path) if path.is_file() else b""
+    lines = list(map(_git_form, exclude))
+    wanted = [line[1:].strip().strip("/") for line in [*os.fsdecode(text).splitlines(), *lines] if line.startswith("!")]
+    parts = [(place, re.split(r"[*?\[\\]", place, maxsplit=1)[0]) for place in wanted]
+    brought = [(place, False) if head == place else (head[: head.rfind("/") + 1], True) for place, head in parts]
+    excluded = IgnoreFile("\n".join(lines).encode(errors="surrogateescape"))
+    return _Own(excluded, IgnoreFile(text), [each for each in brought if each[0]])
+
+
+def _git_form(line: str) -> str:
+    """Return the line with `/x` for `./x`, as a shell names a file: git knows no such form."""
+    return re.sub(r"^(!?)\./", r"\1/", line)
 
 
 def _of_git(root: Path, below: str) -> _OfGit | None:
@@ -170,14 +204,16 @@ def _of_git(root: Path, below: str) -> _OfGit | None:
     return _OfGit({each for name in odd for each in (name, *_parents(name))}, {below + name for name in answer[1]})
 
 
-def _verdict(path: str, excluded: IgnoreFile, folder: _Folder, *, is_dir: bool) -> bool:
+def _verdict(path: str, own: _Own, folder: _Folder, *, is_dir: bool) -> bool:
     """Return whether a file or a folder is left out."""
-    name = os.fsencode(path) if excluded or folder.lines else b""
-    if excluded and (verdict := excluded.verdict(name, is_dir=is_dir)) is not None:
+    name = os.fsencode(path) if own.excluded or folder.lines else b""
+    if own.excluded and (verdict := own.excluded.verdict(name, is_dir=is_dir)) is not None:
         return verdict
     is_kept = folder.kept is not None and path in folder.kept.odd
-    if not is_kept and (folder.is_left_out or _is_never_code(path[path.rfind("/") + 1 :])):
+    if not is_kept and _is_never_code(path[path.rfind("/") + 1 :]):
         return True
+    if not is_kept and folder.is_left_out:
+        return own.ignored.verdict(name, is_dir=is_dir) is not False
     for rules, skip, before in reversed(folder.lines):
         if (verdict := rules.verdict(before + name[skip:], is_dir=is_dir)) is not None:
             return verdict
@@ -201,14 +237,29 @@ def _lines(
 
 
 def _above(root: Path, kept: _OfGit | None) -> list[_Lines]:
-    """Return the ignore files above the root, from the git root inwards; empty if there is no git root above."""
+    """Return the ignore files above the root, from the git root inwards; empty without a git root above.
+
+    Empty, too, if the files leave out the root itself, as a home folder under git does: its own ignore files count.
+    """
     found: list[_Lines] = []
     for folder in root.parents if not (root / ".git").exists() else ():
         before = os.fsencode(root.relative_to(folder)) + b"/"
         found[:0] = _lines(folder, IGNORE_FILES, 0, before, has_git=kept is not None)
         if (folder / ".git").exists():
-            return found
+            return [] if _is_left_out(found) else found
     return []
+
+
+def _is_left_out(above: list[_Lines]) -> bool:
+    """Return whether the ignore files above the root leave out the root, or a folder above."""
+    ways = [(each.rules, each.before.split(b"/")[:-1]) for each in reversed(above)]
+    for less in range(max((len(way) for _, way in ways), default=0)):
+        verdicts = [
+            rules.verdict(b"/".join(way[: len(way) - less]), is_dir=True) for rules, way in ways if len(way) > less
+        ]
+        if next((verdict for verdict in verdicts if verdict is not None), False):
+            return True
+    return False
 
 
 def _is_report(entry: os.DirEntry[str]) -> bool:

@@ -231,6 +231,21 @@ def test_repository_of_another_form_is_no_answer(tmp_path: Path) -> None:
     place = Place(tmp_path)
     place.git("config", "extensions.refstorage", "reftable")
     assert git.state(place.top / "src") == {}
+    place.write(".gitignore", "src/\n")
+    assert git.tracked_and_ignored(place.top / "src") == (["train.py"], set())
+
+
+def test_last_file_of_patterns_counts_in_place_of_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """core.excludesFile of the repository, given twice, and of the user's own configuration."""
+    place = Place(tmp_path)
+    (tmp_path / "own").write_text(f"[core]\nexcludesFile = {place.write('one', '*.one')}\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "own"))
+    for name in ("a.one", "b.two", "c.three"):
+        place.write(f"src/{name}", "")
+    assert git.tracked_and_ignored(place.top / "src") == (["train.py"], {"a.one"})
+    for name in ("two", "three"):
+        place.git("config", "--add", "core.excludesFile", str(place.write(name, f"*.{name}")))
+    assert git.tracked_and_ignored(place.top / "src") == (["train.py"], {"c.three"})
 
 
 def _repository(folder: Path, files: dict[str, str], tracked: Sequence[str]) -> Path:
@@ -256,6 +271,11 @@ def _repository(folder: Path, files: dict[str, str], tracked: Sequence[str]) -> 
         ({".cloudtrainignore": "a.py\n", "a.py": "", "b.py": ""}, ["a.py", "b.py"], [], ["b.py"]),
         ({"a.py": "", "b.py": ""}, ["a.py", "b.py"], ["a.py"], ["b.py"]),
         ({".gitignore": "*.pt\n", "lib/w.pt": "", "lib/.gitignore": "!w.pt\n"}, [], [], ["lib/w.pt"]),
+        ({".gitignore": "d/\n", "d/x/a": "", "d/b": "", ".cloudtrainignore": "!d/x/a\n"}, [], [], ["d/x/a"]),
+        ({".gitignore": "d/*\n", "d/x/a": "", "d/b": "", ".cloudtrainignore": "!d/x/\n"}, [], [], ["d/x/a"]),
+        ({".gitignore": "d/\n", "d/x/a.csv": "", "d/b.bin": ""}, [], ["!d/**/*.csv"], ["d/x/a.csv"]),
+        ({".gitignore": "d/\n", "d/a": "", "d/b": "", "e/c": "", "f": ""}, [], ["!./d/a", "./e"], ["d/a", "f"]),
+        ({".gitignore": "*.log\n", "d/caf\udce9.log": "", "f": ""}, [], [], ["f"]),
     ],
 )
 def test_code_is_what_git_has_or_would_add(
@@ -282,6 +302,12 @@ def test_parts_of_a_repository_and_repositories_inside_have_their_own_rules(tmp_
         *(f"inside/{name}" for name in (".gitignore", "e.py", "f.py", "g.bin")),
     ]
     assert collect(tmp_path / "top/build") == ["c.py", "d.bin"]
+    (tmp_path / "top/build/.gitignore").write_text("*.bin\n")
+    for lines in ("build/\n", "*\n"):  # a home folder under git has `*`
+        (tmp_path / "top/.gitignore").write_text(lines)
+        (tmp_path / "top/build/sub").mkdir(exist_ok=True)
+        (tmp_path / "top/build/sub/e.bin").touch()
+        assert collect(tmp_path / "top/build") == [".gitignore", "c.py"], lines
     (tmp_path / "bare").mkdir()
     for name, text in files.items():
         (tmp_path / "bare" / name).parent.mkdir(exist_ok=True)
