@@ -299,6 +299,26 @@ def _takes(function: ast.FunctionDef, count: int) -> bool:
     return (spec.vararg is not None or count <= most) and fewest <= count and not named_only
 
 
+def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the keys that name files of the code, each with a file below `folder`, a requirements file's own too."""
+    from cloudtrain.entrypoints.environments import requirements, venvs  # few jobs have requirements
+    from cloudtrain.entrypoints.errors import Refused
+
+    named = {"script": config.script, "task": config.task, accelerate.KEY: config.distributed.accelerate_config}
+    yield from ((key, name) for key, name in named.items() if name and _what(folder / name) == "file")
+    module = os.path.normpath(Path(config.distributed.workdir or ".", *(config.module or "").split(".")))
+    for name in (f"{module}.py", f"{module}/__main__.py") if config.module else ():
+        if _what(folder / name) == "file":
+            yield "module", name
+    if config.requirements:
+        yield "requirements", requirements.split(config.requirements)[0]
+        with contextlib.suppress(Refused):
+            found = requirements.read(config.requirements, folder)
+            top = folder.resolve()
+            below = [path for path in venvs.check(found.text, found.folder) if path.is_relative_to(top)]
+            yield from (("requirements", path.relative_to(top).as_posix()) for path in below)
+
+
 def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
     """Yield the notes on the code in `folder`, before the code is shipped; a note is a warning, and refuses nothing.
 

@@ -64,13 +64,15 @@ def pack(
     *,
     scratch: bool = False,
     config_file: Path | None = None,
+    needed: Iterable[tuple[str, str]] = (),
 ) -> Bundle:
     """Write the archive to `into`/SHA256.tar.gz and return the bundle; `scratch` writes no file.
 
     Raises ConfigError for files that look like secrets, for a folder over `max_bytes` (with the names of the largest
-    files), for unreadable files, links that leave the folder, and a folder without files to ship.
+    files), for unreadable files, links that leave the folder, a folder without files to ship, and files that the config
+    names (`needed`: with their keys) and that are left out.
     """
-    sizes, secrets = shipped.look(folder, exclude, max_bytes)
+    sizes, secrets = shipped.look(folder, exclude, max_bytes, needed)
     folder = folder.resolve()
     code = _Code(folder, list(sizes), None if config_file is None else _relative(config_file, folder), secrets, {})
     try:
@@ -80,8 +82,9 @@ def pack(
         raise ConfigError(what, where=error.filename or into) from error
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
-    size, notes = sum(sizes.values()), tuple(_notes(code.doubtful))
-    return Bundle(sha256, path, packed, len(sizes), size, largest, git.state(folder), code_sha256, notes)
+    size, about = sum(sizes.values()), git.state(folder)
+    notes = (*_notes(code.doubtful), *shipped.without_effect(exclude, sizes), *([] if about else _unasked(folder)))
+    return Bundle(sha256, path, packed, len(sizes), size, largest, about, code_sha256, notes)
 
 
 def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: Path) -> list[str]:
@@ -150,6 +153,12 @@ def _notes(doubtful: Mapping[str, list[str]]) -> Iterator[str]:
     for why, names in doubtful.items():
         others = f" and {counted(len(names) - 1, 'other file')}" if len(names) > 1 else ""
         yield f"code: {names[0]}{others}: {why}"
+
+
+def _unasked(folder: Path) -> Iterator[str]:
+    """Yield a note for a work tree of which git tells nothing: git is missing, or cannot read the repository."""
+    if any((each / ".git").exists() for each in (folder, *folder.parents)) and not git.tracked_and_ignored(folder):
+        yield "code: git does not answer here, so .gitignore files leave out tracked files too"
 
 
 def _relative(file: Path, folder: Path) -> str | None:

@@ -74,7 +74,7 @@ def prepare(
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
     parent, whose place is an input of the config already.
     """
-    from ..config.codefiles import notes_of
+    from ..config.codefiles import needed, notes_of
 
     require_whole(config.backend)
     backend = backends.load(config.backend)
@@ -85,7 +85,9 @@ def prepare(
     folder = config_file.parent / config.code.dir
     max_bytes = config.code.max_size_mb * shipped_code.MB
     exclude = config.code.exclude
-    bundle = shipped or bundles.pack(folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file)
+    bundle = shipped or bundles.pack(
+        folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file, needed=needed(config, folder)
+    )
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     checked = _checked(backend, config, plan, request)
     refuse(fault for fault in checked if not fault.is_warning)
@@ -115,8 +117,13 @@ def require_whole(name: str) -> None:
 
 def require_a_plan(config: JobConfig, config_file: Path) -> None:
     """Raise ConfigError with all faults for which a plan and a dry run would refuse the config or the code folder."""
+    from ..config.codefiles import needed
+
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
-    require_all(lambda: shipped_code.check(folder, config.code.exclude, max_bytes), lambda: _require_request(config))
+    files = needed(config, folder)
+    require_all(
+        lambda: shipped_code.check(folder, config.code.exclude, max_bytes, files), lambda: _require_request(config)
+    )
 
 
 def _require_request(config: JobConfig) -> None:

@@ -90,18 +90,23 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[str]:
     return sorted(_found(folder, exclude)[1])
 
 
-def check(folder: Path, exclude: Iterable[str], max_bytes: int) -> dict[str, int]:
+def check(
+    folder: Path, exclude: Iterable[str], max_bytes: int, needed: Iterable[tuple[str, str]] = ()
+) -> dict[str, int]:
     """Return the files to ship, sorted, with their sizes. Raises ConfigError with every fault found."""
-    sizes, secrets = look(folder, exclude, max_bytes)
+    sizes, secrets = look(folder, exclude, max_bytes, needed)
     secrets.read()
     refuse_files(secrets.faults())
     return sizes
 
 
-def look(folder: Path, exclude: Iterable[str], max_bytes: int) -> tuple[dict[str, int], Secrets]:
+def look(
+    folder: Path, exclude: Iterable[str], max_bytes: int, needed: Iterable[tuple[str, str]] = ()
+) -> tuple[dict[str, int], Secrets]:
     """Return the files to ship, sorted, with their sizes, and the search of their texts, which is left to do.
 
-    Raises ConfigError with every fault found: if there is one already, the texts are searched too.
+    `needed`: keys of the config, with files that they name. Raises ConfigError with every fault found: if there is one
+    already, the texts are searched too.
     """
     folder, found = _found(folder, exclude)
     if not found:
@@ -110,10 +115,29 @@ def look(folder: Path, exclude: Iterable[str], max_bytes: int) -> tuple[dict[str
     sizes = {name: found[name].bytes for name in sorted(found)}
     secrets = Secrets(folder, sizes, exclude)
     faults, too_large = list(_links_and_modes(folder, found)), list(_size(sizes, max_bytes))
+    too_large += _left_out(folder, found, needed)
     if faults or too_large or any(secrets.faults()):
         secrets.read()
         refuse_files([*faults, *secrets.faults()], too_large)
     return sizes, secrets
+
+
+def without_effect(exclude: Iterable[str], names: Iterable[str]) -> Iterator[str]:
+    """Yield a note for each `!` line of `code.exclude` that is the pattern of no shipped file."""
+    for line in (each for each in exclude if each.startswith("!")):
+        pattern = IgnoreFile(_git_form(line)[1:].encode(errors="surrogateescape"))
+        parts = ((part, part != name) for name in names for part in (name, *_parents(name)))
+        if not any(pattern.verdict(os.fsencode(part), is_dir=is_dir) for part, is_dir in parts):
+            yield f"code.exclude: `{line}` brings no file back: write the path of a file or folder, from `code.dir` on"
+
+
+def _left_out(folder: Path, found: Mapping[str, _File], needed: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+    shipped = {".", *(parent for name in found for parent in (name, *_parents(name)))}
+    for key, name in needed:
+        path = (folder / name).resolve()
+        if path.is_relative_to(folder) and not {os.path.normpath(name), path.relative_to(folder).as_posix()} & shipped:
+            hint = f"add `!{os.path.normpath(name)}` to `code.exclude`, or change the ignore file that names it"
+            yield Fault(f"`{name}` is not shipped: git, an ignore file or `code.exclude` leaves it out", key, hint=hint)
 
 
 def refuse_files(faults: Iterable[Fault], more: Iterable[Fault] = ()) -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.launcher import cli as command_line
+from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import git
 from cloudtrain.launcher.planning.bundle import pack
+from cloudtrain.launcher.planning.prepare import require_a_plan
 from cloudtrain.launcher.planning.shipped import collect
 
 YAML = "name: x\nscript: train.py\nbackend: local\ncode: {dir: src}\n"
@@ -331,3 +334,56 @@ def test_file_that_is_no_use_on_a_node_is_noted(tmp_path: Path, name: str, data:
     (tmp_path / "code" / name).write_bytes(data)
     made = pack(tmp_path / "code", [], 10**6, tmp_path / "bundles")
     assert [note[: len(words)] for note in made.notes] == [words] * bool(words)
+
+
+def test_line_without_effect_and_an_answer_without_git_are_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`!name` reaches into no folder that is left out; without git a tracked file can be left out."""
+    files = {".gitignore": "out/\n", "out/a.pt": "", "b.pt": "", "src/c.py": ""}
+    folder = _repository(tmp_path / "code", files, ["out/a.pt"])
+    made = pack(folder, ["*.pt", "!b.pt", "!c.pt", "!out/a.pt", "!./src"], 10**6, tmp_path / "bundles")
+    (note,) = made.notes
+    assert note.startswith("code.exclude: `!c.pt` brings no file back")
+    assert made.files == 4
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert pack(folder, [], 10**6, tmp_path / "bundles").notes == (
+        "code: git does not answer here, so .gitignore files leave out tracked files too",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ignored", "key", "name", "more"),
+    [
+        ("train.py", "script", "train.py", ""),
+        ("exp/", "script", "exp/train.py", ""),
+        ("pkg/", "module", "pkg.train", ""),
+        ("r.txt", "script", "train.py", "requirements: r.txt"),
+        ("more.txt", "script", "train.py", "requirements: r.txt"),  # `-r more.txt`
+        ("lib/", "script", "train.py", "requirements: r.txt"),  # `./lib`, a package
+        ("acc.yaml", "script", "train.py", "distributed: {accelerate_config: acc.yaml}"),
+        ("none", "script", "link/train.py", ""),
+    ],
+)
+def test_file_that_the_config_names_is_shipped_or_refused(
+    tmp_path: Path, ignored: str, key: str, name: str, more: str
+) -> None:
+    """A script that git ignores would be missed by the ranks alone, after the machines are paid for."""
+    names = ("train.py", "exp/train.py", "pkg/train.py", "r.txt", "more.txt", "lib/setup.py", "acc.yaml")
+    files = {**dict.fromkeys(names, ""), "r.txt": "-r more.txt\n./lib\n", ".gitignore": f"{ignored}\n"}
+    files["acc.yaml"] = "distributed_type: MULTI_CPU\n"
+    folder = _repository(tmp_path, files, [".gitignore"])
+    config = folder / "cloudtrain.yaml"
+    config.write_text(f"name: x\n{key}: {name}\n{more}\n")
+    if ignored == "none":
+        (folder / "link").symlink_to("exp")
+        return require_a_plan(configs.load(config), config)
+    with pytest.raises(ConfigError) as refused:
+        require_a_plan(configs.load(config), config)
+    (fault,) = refused.value.faults
+    assert "is not shipped" in fault.message
+    path = fault.message.split("`")[1]
+    assert fault.hint == f"add `!{path}` to `code.exclude`, or change the ignore file that names it"
+    assert path.startswith(ignored.rstrip("/"))
+    config.write_text(config.read_text() + f"code: {{exclude: ['!{path}']}}\n")
+    return require_a_plan(configs.load(config), config)
