@@ -63,6 +63,11 @@ CAUSES = (
         "in `setup`, install `{module}` and then the package by `pip install --no-build-isolation`",
     ),
     Cause(
+        r"setup command \d+ of .*: (?P<program>[\w.+-]+): (?:command )?not found",
+        "the machine has no program `{program}`",
+        "install it in an earlier command of `setup`, as `pip install {program}` if PyPI has it, or in the image",
+    ),
+    Cause(
         r"No module named '(?P<module>[^']+)'",
         "the job's Python has no module `{module}`",
         "name its package in `requirements`, or install it in the image or environment; if it is your own, see that "

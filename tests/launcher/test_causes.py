@@ -18,6 +18,7 @@ CPU_FULL = (
     "allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
 KILLED = "killed by SIGKILL; meanwhile the kernel killed a process of this machine for want of memory"
+NO_PROGRAM = "node 0: setup command 1 of 1 ended with code 127: uv sync: /usr/bin/bash: line 1: uv: command not found"
 SHM = "unable to allocate shared memory(shm) for file </torch_20391_1992539922_0>: No space left on device (28)"
 NCCL = (
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, "
@@ -40,6 +41,7 @@ TEXTS = [
     ("OutOfMemoryError", GPU_FULL, "the GPU's memory is full"),
     ("RuntimeError", CPU_FULL, "the machine's memory is full"),
     ("MemoryError", "", "the machine's memory is full"),
+    (None, NO_PROGRAM, "the machine has no program `uv`"),
     (None, KILLED, "the machine's memory is full"),
     ("RuntimeError", SHM, "shared memory (/dev/shm) is too small"),
     ("OSError", "[Errno 28] No space left on device", "a disk is full"),
