@@ -90,7 +90,7 @@ def _file_faults(root: YamlNode, key: str, folder: Path, code_dir: Path) -> Iter
         hint = f"only files below it are shipped to the nodes: move the file, or set `code.dir`; write `{key}` relative"
         yield Fault(f"`{named(node)}` is outside the code folder", key, node.place, hint)
     elif _what(file) != "file":
-        yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, folder, code_dir))
+        yield Fault(f"no file `{named(node)}`", key, node.place, _missing_hint(node, key, folder, code_dir))
     elif key.endswith("requirements"):
         yield from _requirements_faults(node, code_dir, key)
     elif "." in key:  # not code: of a backend's block, or accelerate's settings
@@ -134,18 +134,23 @@ def _what(path: Path) -> str:
     return "folder" if stat.S_ISDIR(mode) else "file"
 
 
-def _missing_hint(node: YamlNode, folder: Path, code_dir: Path) -> str:
+def _missing_hint(node: YamlNode, key: str, folder: Path, code_dir: Path) -> str:
     wanted = folder / node.value
     if code_dir != folder and _what(wanted) == "file" and wanted.is_relative_to(code_dir):
         return f"a path is relative to `code.dir`: write `{wanted.relative_to(code_dir).as_posix()}`"
-    suffix = PurePath(node.value.partition("[")[0]).suffix or ".py"
-    names = _names_in((code_dir / node.value).parent, suffix)
-    prefix = PurePath(node.value).parent
+    is_list = key.endswith("requirements")
+    suffix = PurePath(node.value.partition("[")[0]).suffix or (".txt" if is_list else ".py")
+    prefix = (
+        PurePath(node.value) if is_list and _what(code_dir / node.value) == "folder" else PurePath(node.value).parent
+    )
+    names = _names_in(code_dir / prefix, suffix)
     if close := get_close_matches(PurePath(node.value).name, names, 1):
         return f"did you mean `{(prefix / close[0]).as_posix()}`?"
     if 0 < len(names) <= 6:
         kind = "Python files" if suffix == ".py" else f"`{suffix}` files"
         return f"{kind} there: {quoted((prefix / name).as_posix() for name in names)}"
+    if is_list:
+        return "it names a file, with one package a line, such as requirements.txt"
     return "`cloudtrain init` writes an example" if not names and suffix == ".py" else ""
 
 
@@ -352,6 +357,10 @@ def _submodules(folder: Path) -> Iterator[str]:
 def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
     own = getattr(config, config.backend, None)
+    if config.requirements:
+        read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", _text(folder / config.requirements), re.MULTILINE)
+        if lost := ", ".join(sorted({*read} - {*config.secrets, *config.env})):
+            yield f"{config.requirements} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
     if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):
         return
     script = config.script or config.task

@@ -128,6 +128,8 @@ def _choices(ctx: dict[str, Any]) -> list[str]:
 def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) -> str:
     """Return how to fix a value; empty text if the fix is not obvious."""
     text = node.value if node is not None and isinstance(node.value, str) else ""
+    if tuple(path) == ("requirements",):
+        return "write the packages into a file, one a line, and name the file: `requirements: requirements.txt`"
     if kind == "literal_error":
         choices = _choices(ctx)
         longer = [choice for choice in choices if len(text) > 2 and choice.startswith(text.lower())]  # adam: adamw

@@ -35,6 +35,10 @@ def test_unused_requirements_file_has_a_note(folder: Path, backend: str) -> None
     assert notes(folder, backend=backend) == said
     assert notes(folder, "requirements=requirements.txt", backend=backend) == []
     assert notes(folder, "setup=[pip install -r requirements.txt]", backend=backend) == []
+    (folder / "r.txt").write_text("# ${OLD}\n--index-url https://me:${TOKEN}@x/simple\n")
+    lost = "r.txt reads TOKEN: set `secrets: [TOKEN]`, unless each node has the variable"
+    assert notes(folder, "requirements=r.txt", backend=backend) == [lost]
+    assert notes(folder, "requirements=r.txt", "secrets=[TOKEN]", backend=backend) == []
     ssh = notes(folder, "ssh.environment=venv", "ssh.requirements=requirements.txt", backend=backend)
     assert ssh == ([] if backend == "ssh" else said)
 
