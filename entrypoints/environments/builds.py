@@ -24,6 +24,7 @@ POLL_S = 0.1
 WORDS = 4  # lines at the end of a tool's output
 _NOISE = re.compile(
     r"^\s*$|^\[notice\]|^WARNING: (You are using pip|Running pip as|The director)|^note: |^hint: See above"
+    r"|^ERROR: ResolutionImpossible: for help"
 )
 _FAULT = re.compile(r"^\s*(?:(?:ERROR|Error|error|fatal|FATAL)\b|[\w.]+(?:Error|Exception): )")
 _SATISFIED = b"Requirement already satisfied: "  # pip's words for each package of the image
@@ -123,8 +124,11 @@ def last_words(text: str) -> str:
 
 
 def cure(text: str, cures: Sequence[tuple[str, str]], otherwise: str) -> str:
-    """Return the first cure whose pattern occurs in the text."""
-    return next((words for pattern, words in cures if re.search(pattern, text, re.IGNORECASE)), otherwise)
+    """Return the first cure whose pattern occurs in the text, with the pattern's group in the place of `{1}`."""
+    for pattern, words in cures:
+        if found := re.search(pattern, text, re.IGNORECASE):
+            return words.replace("{1}", found[1]) if "{1}" in words else words
+    return otherwise
 
 
 def _holder(path: Path) -> str:

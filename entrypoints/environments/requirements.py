@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..errors import Refused
 _TOML = ("tomllib", "tomli", "pip._vendor.tomli")  # of Python 3.11 and newer, of the launcher, of any pip
 _EXTRAS = re.compile(r"([\w.-]+)\s*\[([^\]]*)\]\s*$")
 _ODD = re.compile(r"[^A-Za-z0-9]|.*[\r\n\\]", re.DOTALL)  # for pip's file: an option, a second line, a continued line
+_OF_TORCH = {"torch", "torchvision", "torchaudio", "triton"}  # the image's, or of one version with the image's
 _NAMES = "write the packages into a requirements.txt by their names on PyPI"
 _EXPORT = "uv export --no-emit-project -o requirements.txt"
 # Names of other tools' files -> the tool, and the way to a file for pip.
@@ -72,19 +73,41 @@ def read(wanted: str, code: Path) -> Requirements:
     except OSError as error:
         raise Refused(f"`{name}` cannot be read: {error.strerror}") from error
     if path.suffix == ".toml":
-        project = _table(text, name).get("project")
+        table = _table(text, name)
+        project = table.get("project")
         if not isinstance(project, dict):
-            raise Refused(f"`{name}` has no table [project]; list the packages there, or in a requirements.txt")
-        lines, python = list(dict.fromkeys(_of_project(project, name, extras))), project.get("requires-python")
+            way = "list the packages there, or in a requirements.txt"
+            if "poetry" in (table.get("tool") or {}):
+                way = "`poetry export -o requirements.txt` writes the packages for pip"
+            raise Refused(f"`{name}` has no table [project]; {way}")
+        groups = table.get("dependency-groups") or {}
+        lines, python = list(dict.fromkeys(_of_project(project, name, extras, groups))), project.get("requires-python")
+        _require_no_sources(table, lines, name)
     elif path.suffix == ".py":
         header = _header(text, name)
         lines, python = _listed(header.get("dependencies", []), f"{name}: dependencies"), header.get("requires-python")
+        _require_no_sources(header, lines, name)
     else:
         return Requirements(text, path.parent, file=path.name)
     return Requirements("".join(f"{line}\n" for line in lines), path.parent, str(python) if python else None)
 
 
-def _of_project(project: dict[str, Any], name: str, extras: tuple[str, ...]) -> Iterator[str]:
+def _require_no_sources(table: dict[str, Any], lines: list[str], name: str) -> None:
+    """Raise Refused for packages that uv takes from a path, a repository or another index: pip would ask PyPI."""
+    uv = (table.get("tool") or {}).get("uv") or {}
+    asked = {_plain(named[0]) for line in lines if (named := re.match(r"[\w.-]+", line))} - _OF_TORCH
+    if elsewhere := [each for each in uv.get("sources") or () if _plain(each) in asked]:
+        export = _EXPORT.replace("--no-emit-project", "--no-editable --no-emit-project")
+        way = f"uv export --script {name} -o requirements.txt" if name.endswith(".py") else export
+        words = (
+            f"`{name}` says in [tool.uv.sources] where `{'`, `'.join(elsewhere)}` comes from, which pip does not read"
+        )
+        raise Refused(f"{words}; `{way}` writes the packages for pip")
+
+
+def _of_project(
+    project: dict[str, Any], name: str, extras: tuple[str, ...], groups: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield the project's dependencies, then the extras' packages; an extra may name more extras of the project."""
     dynamic = project.get("dynamic") or []
     for key in ("dependencies", *(["optional-dependencies"] if extras else [])):
@@ -100,6 +123,8 @@ def _of_project(project: dict[str, Any], name: str, extras: tuple[str, ...]) -> 
         if extra not in known:
             close = get_close_matches(extra, known, 1)
             hint = f"did you mean `{known[close[0]]}`?" if close else f"known extras: {', '.join(known) or 'none'}"
+            if extra in map(_plain, groups):
+                hint = f"it is a dependency group: `{_EXPORT} --group {extra}` writes its packages for pip"
             raise Refused(f"`{name}` has no extra `{extra}`; {hint}")
         seen.add(extra)
         for line in _listed(optional[known[extra]], f"{name}: optional-dependencies.{known[extra]}"):

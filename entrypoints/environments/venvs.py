@@ -41,8 +41,8 @@ _LOCAL = re.compile(
 )
 CURES = (
     (
-        r"\(constraint\) (torch|triton|pytorch-triton|nvidia)",
-        "the installed torch is not replaced: loosen that requirement, or choose another image or interpreter",
+        r"\(constraint\) ((?:torch|triton|pytorch-triton|nvidia)\S*)",
+        "the installed {1} is not replaced: loosen that requirement, or choose another image or interpreter",
     ),
     (
         r"ensurepip is not|No module named '?(venv|ensurepip)",
@@ -64,7 +64,10 @@ CURES = (
     (r"conflicting dependencies|ResolutionImpossible", "loosen the versions that exclude each other"),
     (
         r"Could not find a version|No matching distribution",
-        "check name and version, and that there is a wheel for this Python and machine",
+        (
+            "check name and version, and that there is a wheel for this Python and machine; a private index hides its "
+            "packages from a wrong password"
+        ),
     ),
     (r"Failed building wheel|subprocess-exited-with-error|error: command", "ask for a version that has a wheel"),
 )

@@ -264,6 +264,7 @@ def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None
         ),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES do not match the hashes from", "correct the hashes"),
         ("The virtual environment was not created successfully because ensurepip is not\navailable.", "python3-venv"),
+        ("    The user requested (constraint) torch==2.13.0+cpu\n", "the installed torch==2.13.0+cpu is not replaced"),
         ("ERROR: Cannot install a and b because these package versions have conflicting dependencies.", "loosen"),
         (
             "  ModuleNotFoundError: No module named 'torch'\nerror: subprocess-exited",

@@ -34,6 +34,7 @@ SCRIPT = """\
 # ///
 print("hello")
 """
+UV = "[project]\ndependencies=['my-lib>=1','torch']\n[tool.uv.sources]\ntorch={{index='cu'}}\n{}={{path='l'}}"
 
 
 @pytest.fixture
@@ -57,6 +58,12 @@ def test_project_gives_its_dependencies_and_its_extras(code: Path, wanted: str, 
     (code / "sub" / "pyproject.toml").write_text(PROJECT)
     found = requirements.read(wanted, code)
     assert (found.text.splitlines(), found.folder, found.python) == (lines, code / "sub", ">=3.10")
+
+
+def test_sources_of_torch_and_of_other_packages_are_no_matter(code: Path) -> None:
+    """torch stays as the image has it, and a source of a package that nothing asks for is not used."""
+    (code / "pyproject.toml").write_text(UV.format("c"))
+    assert requirements.read("pyproject.toml", code).text == "my-lib>=1\ntorch\n"
 
 
 def test_script_gives_the_packages_of_its_header(code: Path) -> None:
@@ -86,6 +93,10 @@ def test_pip_file_is_passed_unchanged(code: Path) -> None:
         ("pyproject.toml", "[project]\ndynamic = ['dependencies']", "leaves `dependencies` to its build"),
         ("pyproject.toml[a]", "[project]\ndynamic = ['optional-dependencies']", "leaves `optional-dependencies`"),
         ("pyproject.toml[trian]", PROJECT, "no extra `trian`; did you mean `train`?"),
+        ("pyproject.toml[g]", "[project]\n[dependency-groups]\ng=['a']", "a dependency group: `uv export.* --group g`"),
+        ("pyproject.toml", "[tool.poetry.dependencies]\na='*'", "`poetry export"),
+        ("pyproject.toml", UV.format("My_Lib"), r"where `My_Lib` comes from.*--no-editable --no-emit-project"),
+        ("train.py", "# /// script\n# dependencies=['a']\n# [tool.uv.sources]\n# a={git='x'}\n# ///", "--script train"),
         ("pyproject.toml[]", "[project]", "no extra ``; known extras: none"),
         ("pyproject.toml", "[project]\ndependencies = ['--index-url=http://evil']", "not a requirement such as"),
         ("pyproject.toml", '[project]\ndependencies = ["a\\n-e ."]', "not a requirement such as"),
