@@ -48,6 +48,9 @@ _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
 _ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.DOTALL)
+# Options whose file or folder a script writes, and options whose folder it reads.
+_WRITTEN = re.compile(r"out|log|save|dest|result|cache|dump", re.IGNORECASE)
+_READ = re.compile(r"data|input|corpus|conf", re.IGNORECASE)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
@@ -305,23 +308,39 @@ def _takes(function: ast.FunctionDef, count: int) -> bool:
 
 
 def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the keys that name files of the code, each with a file below `folder`, a requirements file's own too."""
-    from cloudtrain.entrypoints.environments import requirements, venvs  # few jobs have requirements
-    from cloudtrain.entrypoints.errors import Refused
-
+    """Yield the keys that name files of the code, each with a path below `folder`; `args` where they name a path."""
     named = {"script": config.script, "task": config.task, accelerate.KEY: config.distributed.accelerate_config}
     yield from ((key, name) for key, name in named.items() if name and _what(folder / name) == "file")
-    module = os.path.normpath(Path(config.distributed.workdir or ".", *(config.module or "").split(".")))
+    start = PurePath(config.distributed.workdir or ".")
+    module = os.path.normpath(start.joinpath(*(config.module or "").split(".")))
     for name in (f"{module}.py", f"{module}/__main__.py") if config.module else ():
         if _what(folder / name) == "file":
             yield "module", name
-    if config.requirements:
-        yield "requirements", requirements.split(config.requirements)[0]
+    before = ""
+    for option, _, value in (word.rpartition("=") for word in (*config.args, *config.resume_args)):
+        name = os.path.normpath(start / value)
+        is_read = (
+            not _WRITTEN.search(option or before) and not PurePath(name).is_absolute() and not name.startswith("..")
+        )
+        if is_read and (_what(folder / name) == "file" or (_READ.search(option or before) and _what(folder / name))):
+            yield "args", name
+        before = value
+    for key, wanted in _lists_of_packages(config):
+        from cloudtrain.entrypoints.environments import requirements, venvs  # few jobs have requirements
+        from cloudtrain.entrypoints.errors import Refused
+
+        yield key, requirements.split(wanted)[0]
         with contextlib.suppress(Refused):
-            found = requirements.read(config.requirements, folder)
-            top = folder.resolve()
-            below = [path for path in venvs.check(found.text, found.folder) if path.is_relative_to(top)]
-            yield from (("requirements", path.relative_to(top).as_posix()) for path in below)
+            found, top = requirements.read(wanted, folder), folder.resolve()
+            below = venvs.check(found.text, found.folder if key == "requirements" else folder)
+            yield from ((key, path.relative_to(top).as_posix()) for path in below if path.is_relative_to(top))
+
+
+def _lists_of_packages(config: JobConfig) -> Iterator[tuple[str, str]]:
+    own = getattr(getattr(config, config.backend, None), "requirements", None)
+    for key, wanted in (("requirements", config.requirements), (f"{config.backend}.requirements", own)):
+        if wanted:
+            yield key, wanted
 
 
 def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
@@ -356,12 +375,11 @@ def _submodules(folder: Path) -> Iterator[str]:
 
 def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
-    own = getattr(config, config.backend, None)
-    if config.requirements:
-        read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", _text(folder / config.requirements), re.MULTILINE)
+    for _, wanted in _lists_of_packages(config):
+        read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", _text(folder / wanted), re.MULTILINE)
         if lost := ", ".join(sorted({*read} - {*config.secrets, *config.env})):
-            yield f"{config.requirements} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
-    if config.requirements or getattr(own, "requirements", None) or any("install" in line for line in config.setup):
+            yield f"{wanted} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
+    if any(_lists_of_packages(config)) or any("install" in line for line in config.setup):
         return
     script = config.script or config.task
     if script and _lists_packages(_text(folder / script)):

@@ -72,6 +72,7 @@ def pack(
     files), for unreadable files, links that leave the folder, a folder without files to ship, and files that the config
     names (`needed`: with their keys) and that are left out.
     """
+    needed = tuple(needed)
     sizes, secrets = shipped.look(folder, exclude, max_bytes, needed)
     folder = folder.resolve()
     code = _Code(folder, list(sizes), None if config_file is None else _relative(config_file, folder), secrets, {})
@@ -83,7 +84,14 @@ def pack(
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
     size, about = sum(sizes.values()), git.state(folder)
-    notes = (*_notes(code.doubtful), *shipped.without_effect(exclude, sizes), *([] if about else _unasked(folder)))
+    missing = shipped.left_out(folder, sizes, (each for each in needed if each[0] == "args"))
+    lost = [f"args: `{name}` is not shipped: {shipped.WHY_LEFT_OUT}; data comes by `inputs`" for _, name in missing]
+    notes = (
+        *lost,
+        *_notes(code.doubtful),
+        *shipped.without_effect(exclude, sizes),
+        *([] if about else _unasked(folder)),
+    )
     return Bundle(sha256, path, packed, len(sizes), size, largest, about, code_sha256, notes)
 
 

@@ -27,6 +27,7 @@ ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
 GENERATOR = "cloudtrain report"  # as in the head of a report's HTML
 _BEGINNING = 4000  # bytes in which a report identifies itself
 MB = 1_000_000
+WHY_LEFT_OUT = "git, an ignore file or `code.exclude` leaves it out"
 MOST_FAULTS = 10  # files that cannot be shipped, named in the errors
 
 
@@ -115,7 +116,9 @@ def look(
     sizes = {name: found[name].bytes for name in sorted(found)}
     secrets = Secrets(folder, sizes, exclude)
     faults, too_large = list(_links_and_modes(folder, found)), list(_size(sizes, max_bytes))
-    too_large += _left_out(folder, found, needed)
+    for key, name in left_out(folder, found, (each for each in needed if each[0] != "args")):
+        hint = f"add `!{name}` to `code.exclude`, or change the ignore file that names it"
+        too_large.append(Fault(f"`{name}` is not shipped: {WHY_LEFT_OUT}", key, hint=hint))
     if faults or too_large or any(secrets.faults()):
         secrets.read()
         refuse_files([*faults, *secrets.faults()], too_large)
@@ -131,13 +134,13 @@ def without_effect(exclude: Iterable[str], names: Iterable[str]) -> Iterator[str
             yield f"code.exclude: `{line}` brings no file back: write the path of a file or folder, from `code.dir` on"
 
 
-def _left_out(folder: Path, found: Mapping[str, _File], needed: Iterable[tuple[str, str]]) -> Iterator[Fault]:
-    shipped = {".", *(parent for name in found for parent in (name, *_parents(name)))}
+def left_out(folder: Path, names: Iterable[str], needed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the keys and the files or folders that a config needs (see `look`), and that are not among the names."""
+    shipped = {".", *(parent for name in names for parent in (name, *_parents(name)))}
     for key, name in needed:
-        path = (folder / name).resolve()
+        path, folder = (folder / name).resolve(), folder.resolve()
         if path.is_relative_to(folder) and not {os.path.normpath(name), path.relative_to(folder).as_posix()} & shipped:
-            hint = f"add `!{os.path.normpath(name)}` to `code.exclude`, or change the ignore file that names it"
-            yield Fault(f"`{name}` is not shipped: git, an ignore file or `code.exclude` leaves it out", key, hint=hint)
+            yield key, os.path.normpath(name)
 
 
 def refuse_files(faults: Iterable[Fault], more: Iterable[Fault] = ()) -> None:

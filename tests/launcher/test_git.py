@@ -9,6 +9,7 @@ import pytest
 
 from cloudtrain.launcher import cli as command_line
 from cloudtrain.launcher import config as configs
+from cloudtrain.launcher.config.codefiles import needed
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.planning import git
 from cloudtrain.launcher.planning.bundle import pack
@@ -362,6 +363,7 @@ def test_line_without_effect_and_an_answer_without_git_are_noted(
         ("more.txt", "script", "train.py", "requirements: r.txt"),  # `-r more.txt`
         ("lib/", "script", "train.py", "requirements: r.txt"),  # `./lib`, a package
         ("acc.yaml", "script", "train.py", "distributed: {accelerate_config: acc.yaml}"),
+        ("more.txt", "script", "train.py", "ssh: {hosts: [a], environment: venv, requirements: r.txt}\nbackend: ssh"),
         ("none", "script", "link/train.py", ""),
     ],
 )
@@ -387,3 +389,22 @@ def test_file_that_the_config_names_is_shipped_or_refused(
     assert path.startswith(ignored.rstrip("/"))
     config.write_text(config.read_text() + f"code: {{exclude: ['!{path}']}}\n")
     return require_a_plan(configs.load(config), config)
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ("[--data, data/x.csv, --out, old.bin]", ["data/x.csv"]),
+        ("{data_dir: data, output_dir: data, log: old.bin, workers: 4, name: data}", ["data"]),
+        ("['model.ckpt=old.bin', train.py, /etc/hosts, ../up, gone.csv, data]", ["old.bin"]),
+    ],
+)
+def test_argument_that_names_a_file_left_out_is_noted(tmp_path: Path, args: str, named: list[str]) -> None:
+    """A file that the script is told to read exists here, and is on no node; what it writes is no matter."""
+    files = {"train.py": "", "data/x.csv": "", "old.bin": "", ".gitignore": "data/\n*.bin\n"}
+    folder = _repository(tmp_path, files, [".gitignore"])
+    (folder / "cloudtrain.yaml").write_text(f"name: x\nscript: train.py\nargs: {args}\n")
+    config = configs.load(folder / "cloudtrain.yaml")
+    notes = pack(folder, [], 10**6, tmp_path / ".git/bundles", needed=needed(config, folder)).notes
+    why = "git, an ignore file or `code.exclude` leaves it out"
+    assert list(notes) == [f"args: `{name}` is not shipped: {why}; data comes by `inputs`" for name in named]
