@@ -304,7 +304,7 @@ def _links_and_modes(folder: Path, found: dict[str, _File]) -> Iterator[Fault]:
     shipped = {parent for name in found for parent in (name, *_parents(name))} if links else set()
     for name in links:
         if why := _why_not_shipped(folder / name, folder, shipped):
-            hint = "copy what it points to, or exclude it"
+            hint = "copy what it points to, or exclude it; data comes by `inputs`"
             yield Fault(f"the link `{name}` {why}", key="code.dir", hint=hint)
     for name, file in found.items():
         if not file.is_link and file.mode & 0o444 != 0o444 and not os.access(folder / name, os.R_OK):
