@@ -26,7 +26,10 @@ _NOISE = re.compile(
     r"^\s*$|^\[notice\]|^WARNING: (You are using pip|Running pip as|The director)|^note: |^hint: See above"
     r"|^ERROR: ResolutionImpossible: for help"
 )
-_FAULT = re.compile(r"^\s*(?:(?:ERROR|Error|error|fatal|FATAL)\b|[\w.]+(?:Error|Exception): )")
+_FAULT = re.compile(
+    r"^\s*(?:(?:ERROR|Error|error|fatal|FATAL|ssh)\b|[\w.]+(?:Error|Exception): |.*Permission denied \(|Host key verif)"
+)
+LONGEST = 300  # characters of a line: pip lists all versions of a package
 _SATISFIED = b"Requirement already satisfied: "  # pip's words for each package of the image
 
 
@@ -119,6 +122,7 @@ def run(
 def last_words(text: str) -> str:
     """Return the last lines with a tool's errors, joined by ` | `."""
     lines = [line.strip() for line in text.splitlines() if not _NOISE.search(line) and not line.startswith("$ ")]
+    lines = [line if len(line) <= LONGEST else f"{line[: LONGEST - 100]} ... {line[-90:]}" for line in lines]
     faults = [line for line in lines if _FAULT.search(line)]
     return " | ".join(list(dict.fromkeys(faults or lines))[-WORDS:])[-1500:]
 

@@ -39,6 +39,8 @@ _OPTION = re.compile(
 _LOCAL = re.compile(
     r"^((?:[\w.-]*/|file:)[^\s\[]*|\.\.?|[^\s:;@]+\.(?:whl|zip|tar\.gz|tar\.bz2|tar\.xz))(\[[^]]*\])?(\s*[;#].*)?$"
 )
+# In conda's form: `numpy=1.26`, `numpy=1.26.4=py311_0`, `numpy==1.26.4=py311_0`.
+_CONDA = re.compile(r"^\w[\w.-]*(\[[^]]*\])?\s*(=[^=]|==[^=,;@\s]+=)")
 CURES = (
     (
         r"\(constraint\) ((?:torch|triton|pytorch-triton|nvidia)\S*)",
@@ -56,6 +58,15 @@ CURES = (
             "the module, then the package by `pip install --no-build-isolation PACKAGE`"
         ),
     ),
+    (
+        r"Could not read from remote|unable to access '|could not read Username|Authentication failed",
+        (
+            "this machine does not reach that repository, or has no key for it: ship the package with the code "
+            "(`./PACKAGE`), or write `git+https://${TOKEN}@...` and `secrets: [TOKEN]`"
+        ),
+    ),
+    (r"Cannot find command '(\w+)'", "install {1} on the machine or in the image, or ship the package with the code"),
+    (r"requires a different Python", "choose a version for that Python, or an image or interpreter with another"),
     (r"do not match the hashes|hashes are required", "correct the hashes in the requirements"),
     (
         r"name resolution|NewConnectionError|ConnectTimeout|timed out|unreachable|Connection refused|ProxyError|CERTIF",
@@ -357,6 +368,11 @@ def _lines(text: str, folder: Path, start: Path, files: dict[str, str] | None, s
         if not line:
             continue
         yield line
+        if _CONDA.match(line):
+            raise Refused(
+                f"the requirements say `{line}`, which pip does not read; write `NAME==VERSION`: "
+                "`pip list --format=freeze` prints such lines, also in conda's environments"
+            )
         option = _OPTION.match(line)
         if option and option[1] in ("-e", "--editable"):
             raise Refused(

@@ -68,6 +68,11 @@ CAUSES = (
         "install it in an earlier command of `setup`, as `pip install {program}` if PyPI has it, or in the image",
     ),
     Cause(
+        r"Cannot find command '(?P<program>[\w.+-]+)'",
+        "pip needs the program `{program}`, which the machine does not have",
+        "install it in the image or on the machine, or ship the package with the code",
+    ),
+    Cause(
         r"No module named '(?P<module>[^']+)'",
         "the job's Python has no module `{module}`",
         "name its package in `requirements`, or install it in the image or environment; if it is your own, see that "

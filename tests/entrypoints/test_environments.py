@@ -160,7 +160,18 @@ def test_key_differs_by_local_content(ask: dict[str, Any], tmp_path: Path, line:
 
 
 @pytest.mark.parametrize(
-    "line", ["torch", "a/b @ git+https://x/y", "git+https://x/a/b.git", "https://x/a.whl", "a>=1;b"]
+    "line",
+    [
+        "a===1",
+        "a==1;b=='c'",
+        "a == 1.*,!=1.2",
+        "a==1 --hash=sha256:0",
+        "torch",
+        "a/b @ git+https://x/y",
+        "git+https://x/a/b.git",
+        "https://x/a.whl",
+        "a>=1;b",
+    ],
 )
 def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -> None:
     """Remote requirements need no local file."""
@@ -175,6 +186,7 @@ def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -
         ("./gone.whl", "excluded"),
         ("numpy @ file:///croot/numpy_1682520569166/work", "machine that wrote.*--format=freeze"),
         ("/home/me/a.whl", "machine that wrote"),
+        *((line, "write `NAME==VERSION`") for line in ("numpy = 1.26", "a=1=py311_0", "a.b-c[d]==1.2=py3")),
     ],
 )
 def test_key_refuses_impossible_requirements(ask: dict[str, Any], line: str, words: str) -> None:
@@ -252,6 +264,10 @@ def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None
     with pytest.raises(Refused) as refused:
         prepare(spec={**ask, "requirements": "--no-index\n--find-links wheels\nhuge==3"})
     assert "No matching distribution found for huge==3; check name and version" in str(refused.value)
+    listed = f"ERROR: Could not find a==9 (from versions: {', '.join(map(str, range(999)))})\nERROR: No matching a==9"
+    assert re.fullmatch(
+        r"ERROR: Could not find a==9 .{150,250} \.\.\. .*998\) \| ERROR: No.*", builds.last_words(listed)
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,6 +281,10 @@ def test_venv_failure_has_pips_message_and_a_remedy(ask: dict[str, Any]) -> None
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES do not match the hashes from", "correct the hashes"),
         ("The virtual environment was not created successfully because ensurepip is not\navailable.", "python3-venv"),
         ("    The user requested (constraint) torch==2.13.0+cpu\n", "the installed torch==2.13.0+cpu is not replaced"),
+        ("fatal: unable to access 'https://x/y.git/': Could not resolve\nerror: subprocess-exited", "secrets: [TOKEN]"),
+        ("fatal: Could not read from remote repository.\nConnection refused", "has no key for it"),
+        ("ERROR: Cannot find command 'git' - do you have 'git' installed", "install git on the machine"),
+        ("ERROR: Package 'a' requires a different Python: 3.11.2 not in '>=3.13'", "a version for that Python"),
         ("ERROR: Cannot install a and b because these package versions have conflicting dependencies.", "loosen"),
         (
             "  ModuleNotFoundError: No module named 'torch'\nerror: subprocess-exited",

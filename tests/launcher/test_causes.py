@@ -18,6 +18,10 @@ CPU_FULL = (
     "allocate 400000000000000 bytes. Error code 12 (Cannot allocate memory)"
 )
 KILLED = "killed by SIGKILL; meanwhile the kernel killed a process of this machine for want of memory"
+NO_GIT = (
+    "the requirements could not be installed: ERROR: Error [Errno 2] No such file or directory: 'git' while executing "
+    "command git version | ERROR: Cannot find command 'git' - do you have 'git' installed and in your PATH?"
+)
 NO_PROGRAM = "node 0: setup command 1 of 1 ended with code 127: uv sync: /usr/bin/bash: line 1: uv: command not found"
 SHM = "unable to allocate shared memory(shm) for file </torch_20391_1992539922_0>: No space left on device (28)"
 NCCL = (
@@ -42,6 +46,7 @@ TEXTS = [
     ("RuntimeError", CPU_FULL, "the machine's memory is full"),
     ("MemoryError", "", "the machine's memory is full"),
     (None, NO_PROGRAM, "the machine has no program `uv`"),
+    (None, NO_GIT, "pip needs the program `git`"),
     (None, KILLED, "the machine's memory is full"),
     ("RuntimeError", SHM, "shared memory (/dev/shm) is too small"),
     ("OSError", "[Errno 28] No space left on device", "a disk is full"),
