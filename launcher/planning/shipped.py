@@ -7,7 +7,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.models.folder import CHECK, SUMS
@@ -134,12 +134,15 @@ def without_effect(exclude: Iterable[str], names: Iterable[str]) -> Iterator[str
             yield f"code.exclude: `{line}` brings no file back: write the path of a file or folder, from `code.dir` on"
 
 
-def left_out(folder: Path, names: Iterable[str], needed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the keys and the files or folders that a config needs (see `look`), and that are not among the names."""
-    shipped = {".", *(parent for name in names for parent in (name, *_parents(name)))}
+    top = folder.resolve()
     for key, name in needed:
-        path, folder = (folder / name).resolve(), folder.resolve()
-        if path.is_relative_to(folder) and not {os.path.normpath(name), path.relative_to(folder).as_posix()} & shipped:
+        path = (top / name).resolve()
+        ways = {os.path.normpath(name), path.relative_to(top).as_posix()} if path.is_relative_to(top) else {"."}
+        if "." not in ways and not any(
+            way in names or any(each.startswith(f"{way}/") for each in names) for way in ways
+        ):
             yield key, os.path.normpath(name)
 
 
