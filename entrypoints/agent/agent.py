@@ -278,13 +278,14 @@ class Agent:
             self._write_state()
 
     def _write_state(self) -> None:
+        is_preparing = self.preparation is not None and self.report.phase != "ended"
         state = AgentState(
             pid=os.getpid(),
             stamp=processes.stamp(os.getpid()),
             machine=os.uname().nodename,
             phase=self.report.phase,
             generation=self.report.generation,
-            detail=self.desired.note if self.preparation is None else PREPARING,
+            detail=PREPARING if is_preparing else self.desired.note,
             started_s=self.started_s,
             held_s=self.membership.now_s(),
             zero_s=self.membership.zero_s,
