@@ -343,7 +343,7 @@ def _check(code: int | None, log: Path, what: str) -> None:
         )
     else:
         full = [(FULL, _room(log.parent))]
-        said = f"{builds.last_words(text)}; {builds.cure(text, [*full, *CURES], 'see the log')}"
+        said = f"{builds.last_words(text).rstrip('.')}; {builds.cure(text, [*full, *CURES], 'see the log')}"
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
 
 

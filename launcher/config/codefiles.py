@@ -38,6 +38,7 @@ TASK_FUNCTIONS: dict[str, tuple[str, ...]] = {
 _OPTIONAL_FUNCTIONS = {"optimizer": ("model", "params"), "evaluate": ("model", "batch"), "collate": ("samples",)}
 _LARGEST_SOURCE = 50_000_000  # bytes
 _SUBMODULE = re.compile(r"^[ \t]*path[ \t]*=(.+)$", re.MULTILINE)
+_OF_TORCH = re.compile(r"""^[\s"']*torch\s*(={2,3}\s*[\w.+*]+)""", re.MULTILINE)
 _LISTS = re.compile(r"^# dependencies\s*=", re.MULTILINE)
 # A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
 _SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
@@ -375,10 +376,13 @@ def _submodules(folder: Path) -> Iterator[str]:
 
 def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
-    for _, wanted in _lists_of_packages(config):
-        read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", _text(folder / wanted), re.MULTILINE)
+    for key, wanted in _lists_of_packages(config):
+        text = _text(folder / wanted.partition("[")[0])
+        read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", text, re.MULTILINE)
         if lost := ", ".join(sorted({*read} - {*config.secrets, *config.env})):
             yield f"{wanted} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
+        if key == "requirements" and (pinned := _OF_TORCH.search(text)):
+            yield f"{wanted} asks for torch {pinned[1]}: with another torch on a node, the job fails at its start"
     if any(_lists_of_packages(config)) or any("install" in line for line in config.setup):
         return
     script = config.script or config.task

@@ -39,6 +39,11 @@ def test_unused_requirements_file_has_a_note(folder: Path, backend: str) -> None
     lost = "r.txt reads TOKEN: set `secrets: [TOKEN]`, unless each node has the variable"
     assert notes(folder, "requirements=r.txt", backend=backend) == [lost]
     assert notes(folder, "requirements=r.txt", "secrets=[TOKEN]", backend=backend) == []
+    (folder / "r.txt").write_text(
+        "# torch==2.0\ntorch>=2\ntorchmetrics==1.0\n torch == 2.3.0+cu121 ; python_version>'3'\n"
+    )
+    pinned = "r.txt asks for torch == 2.3.0+cu121: with another torch on a node, the job fails at its start"
+    assert notes(folder, "requirements=r.txt", backend=backend) == [pinned]
     ssh = notes(folder, "ssh.environment=venv", "ssh.requirements=requirements.txt", backend=backend)
     assert ssh == ([] if backend == "ssh" else said)
 
