@@ -318,11 +318,10 @@ def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
         if _what(folder / name) == "file":
             yield "module", name
     before = ""
-    for option, _, value in (word.rpartition("=") for word in (*config.args, *config.resume_args)):
+    for option, _, value in (word.rpartition("=") for word in config.args):
         name = os.path.normpath(start / value)
-        is_read = (
-            not _WRITTEN.search(option or before) and not PurePath(name).is_absolute() and not name.startswith("..")
-        )
+        is_kept = any(PurePath(value).is_relative_to(kept) for kept in config.keep)  # the job itself writes the file
+        is_read = not (is_kept or _WRITTEN.search(option or before) or name.startswith(("..", "/")))
         if is_read and (_what(folder / name) == "file" or (_READ.search(option or before) and _what(folder / name))):
             yield "args", name
         before = value

@@ -397,6 +397,7 @@ def test_file_that_the_config_names_is_shipped_or_refused(
         ("[--data, data/x.csv, --out, old.bin]", ["data/x.csv"]),
         ("{data_dir: data, output_dir: data, log: old.bin, workers: 4, name: data}", ["data"]),
         ("['model.ckpt=old.bin', train.py, /etc/hosts, ../up, gone.csv, data]", ["old.bin"]),
+        ("[--ckpt, old.bin]\nkeep: [old.bin]", []),
     ],
 )
 def test_argument_that_names_a_file_left_out_is_noted(tmp_path: Path, args: str, named: list[str]) -> None:
