@@ -426,8 +426,8 @@ class ExitReport(Message, checks=True, optional="fenced"):
 OUT_OF_MEMORY = "for want of memory"  # in the message of a failure
 ALONE = (
     "call torch.distributed.init_process_group, or give the library that does so the number of nodes and ranks; "
-    "a script that starts torchrun or another launcher: run its inner script instead, since one rank for "
-    "each GPU is started already; `distributed.allow_alone: true` accepts ranks without a group"
+    "a script that starts torchrun or another launcher, such as mp.spawn: run its inner script or function instead, "
+    "since one rank for each GPU is started already; `distributed.allow_alone: true` accepts ranks without a group"
 )
 # Signals by which a program ends itself; others come from outside.
 _OWN_SIGNALS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS")

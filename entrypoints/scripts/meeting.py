@@ -19,12 +19,14 @@ from types import ModuleType
 from typing import Any
 
 from ..contract import ALONE, RunSpec
+from ..rank import rehearsal
 
 WAIT_S = 60.0
 _PLACE = ("MASTER_ADDR", "MASTER_PORT")
+_OWN = ("localhost", "127.0.0.1", "0.0.0.0", "::1")  # on each machine, that machine
 
 _given: dict[str, str] = {}  # torchrun's variables, which a script may change
-_calls: list[dict[str, Any]] = []  # the arguments of init_process_group, from the call until all ranks have come
+_calls: list[dict[str, Any]] = []  # init_process_group's arguments, and `failed`, from the call until all have come
 
 
 def _file(kind: str) -> Path:
@@ -48,10 +50,17 @@ def watch_groups(module: ModuleType, ranks: int) -> None:
     @functools.wraps(init)
     def joined(*args: Any, **kwargs: Any) -> Any:
         _calls[:] = [inspect.signature(init).bind_partial(*args, **kwargs).arguments]
-        result = init(*args, **kwargs)
-        _calls.clear()
+        try:
+            result = init(*args, **kwargs)
+        except Exception as error:
+            _calls[0]["failed"] = error
+            raise
         with contextlib.suppress(OSError, ValueError):  # a full disk; a group without this rank
-            if module.get_world_size() >= ranks:
+            if (is_part := module.get_world_size() < ranks) or _meets_only_here():
+                _calls[0]["is_part"] = is_part
+                report_missing_group(ranks)
+            else:
+                _calls.clear()
                 met.touch()
         return result
 
@@ -77,6 +86,15 @@ def is_compiling() -> bool:
     return frame is not None
 
 
+def _meets_only_here() -> bool:
+    """Return whether a rehearsal's nodes, which share a machine, met at an address that is each machine's own."""
+    store = _calls[0].get("store")
+    method = str(_calls[0].get("init_method") or "").partition("://")[2]
+    host = getattr(store, "host", "") if store else method.rpartition(":")[0] or os.environ.get("MASTER_ADDR")
+    is_several = os.environ.get("CLOUDTRAIN_NUM_NODES", "1") != "1"
+    return rehearsal.VARIABLE in os.environ and is_several and host in _OWN and _given["MASTER_ADDR"] not in _OWN
+
+
 def detour() -> str | None:
     """Return where the rank looks for the others, and where they meet, if the script has changed the place."""
     call = _calls[0] if _calls else {}
@@ -85,7 +103,9 @@ def detour() -> str | None:
     if not method.startswith("env://"):
         at = method.partition("://")[2] or method
         wrong += [f"init_method {method}"] if at.split("?")[0].rstrip("/") != given else []
-    elif call.get("store") is None:
+    elif (store := call.get("store")) is not None:
+        wrong += [f"the store at {store.host}"] if getattr(store, "host", "") in _OWN else []
+    else:
         wrong += [f"{name} {os.environ.get(name)}" for name in _PLACE if os.environ.get(name) != _given[name]]
     for name, argument in (("RANK", "rank"), ("WORLD_SIZE", "world_size")):
         own = call.get(argument, -1)
@@ -104,7 +124,13 @@ def missing_group(ranks: int) -> str | None:
     if not is_unmet():
         return None
     if _calls:
-        return detour() or "it waits in init_process_group for ranks that have not called it"
+        if _calls[0].get("is_part"):
+            return "; ".join(filter(None, [detour(), ALONE]))
+        failed = str(_calls[0].get("failed") or "")
+        waits = "it waits in init_process_group for ranks that have not called it"
+        return detour() or (
+            f"init_process_group failed: {failed}" if failed and "time" not in failed.lower() else waits
+        )
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():
         return (
             f"Lightning is set to fewer ranks: leave num_nodes and devices of the Trainer out, or set them ({ranks} "

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -256,6 +257,33 @@ def test_build_of_an_extension_delays_the_warning() -> None:
     scope: dict[str, Any] = {"inner": meeting.is_compiling}
     exec(compile("def load():\n    return inner()", "/opt/torch/utils/cpp_extension.py", "exec"), scope)
     assert [scope["load"](), meeting.is_compiling()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "nodes", "rehearsed", "met"),
+    [
+        ("localhost", "127.9.9.1", "2", True, False),
+        ("127.9.9.1", "127.9.9.1", "2", True, True),
+        ("localhost", "127.9.9.1", "1", True, True),
+        ("localhost", "127.0.0.1", "2", True, True),  # the backend `local`
+        ("localhost", "127.9.9.1", "2", False, True),
+    ],
+)
+def test_rehearsal_sees_an_address_that_is_each_machines_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, given: str, nodes: str, rehearsed: bool, met: bool
+) -> None:
+    """The nodes of a rehearsal meet at `localhost`, and the job's would not: the reason is there at once."""
+    place = {"MASTER_ADDR": given, "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"}
+    monkeypatch.setattr(meeting, "_given", {"CLOUDTRAIN_RESULT_DIR": str(tmp_path), **place})
+    for name, value in {**place, "MASTER_ADDR": own, "CLOUDTRAIN_NUM_NODES": nodes}.items():
+        monkeypatch.setenv(name, value)
+    if rehearsed:
+        monkeypatch.setenv("CLOUDTRAIN_REHEARSAL", "{}")
+    group: Any = SimpleNamespace(init_process_group=lambda init_method=None: None, get_world_size=lambda: 2)
+    meeting.watch_groups(group, 2)
+    group.init_process_group()
+    assert (tmp_path / "met-1").exists() is met
+    assert met or "MASTER_ADDR localhost, set by the script" in (tmp_path / "missing_group-1").read_text()
 
 
 def test_count_of_met_ranks_is_per_node(tmp_path: Path) -> None:
