@@ -52,7 +52,7 @@ _ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.D
 # Options whose file or folder a script writes, and options whose folder it reads.
 _WRITTEN = re.compile(r"out|log|save|dest|result|cache|dump", re.IGNORECASE)
 _READ = re.compile(r"data|input|corpus|conf", re.IGNORECASE)
-_PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|local[_-]rank")
+_PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
@@ -475,17 +475,34 @@ def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:
     for node in body:
         if isinstance(node, ast.If) and _OF_ENVIRONMENT.search(ast.unparse(node.test)):
             continue
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            place, value = node.targets[0], ast.unparse(node.value)
-            name = place.slice.value if isinstance(place.slice, ast.Constant) else None
-            is_fixed = isinstance(node.value, ast.Constant) or (name == "MASTER_PORT" and "free_port" in value)
-            if name in variables.OF_TORCHRUN and is_fixed and ast.unparse(place.value).endswith("environ"):
-                yield f"{name} to {value}"
+        for name, value in _set_variables(node):
+            number = value.args[0] if isinstance(value, ast.Call) and ast.unparse(value.func) == "str" else value
+            is_free = name == "MASTER_PORT" and "free_port" in ast.unparse(value)
+            if name in variables.OF_TORCHRUN and (is_free or isinstance(number, ast.Constant)):
+                yield f"{name} to {ast.unparse(value)}"
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("init_process_group"):
-            method = next((ast.unparse(each.value) for each in node.keywords if each.arg == "init_method"), "")
+            named = [each.value for each in node.keywords if each.arg == "init_method"]
+            method = next(map(ast.unparse, (*named, *node.args[1:2])), "")
             if _LOOPBACK.search(method):
                 yield f"init_method to {method}"
         yield from _own_places(ast.iter_child_nodes(node))
+
+
+def _set_variables(node: ast.AST) -> Iterator[tuple[object, ast.expr]]:
+    """Yield each variable of the environment that the statement or call sets, with the value."""
+    several: list[ast.expr] = []
+    if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
+        if isinstance(place.slice, ast.Constant) and ast.unparse(place.value).endswith("environ"):
+            yield place.slice.value, node.value
+    elif isinstance(node, ast.AugAssign) and ast.unparse(node.target).endswith("environ"):
+        several = [node.value]
+    elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.update"):
+        several = node.args
+        yield from ((each.arg, each.value) for each in node.keywords)
+    for each in several:
+        if isinstance(each, ast.Dict):
+            pairs = zip(each.keys, each.values, strict=True)
+            yield from ((key.value, value) for key, value in pairs if isinstance(key, ast.Constant))
 
 
 def _text(path: Path) -> str:
