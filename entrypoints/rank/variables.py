@@ -1,7 +1,7 @@
 """The job's own variables in a config's arguments and environment: their names, and their expansion on the node.
 
 `$CLOUDTRAIN_JOB` and `${CLOUDTRAIN_JOB}` are replaced; `$$CLOUDTRAIN_JOB` becomes the text `$CLOUDTRAIN_JOB`. In
-arguments, so are the numbers of the rank: RANK, LOCAL_RANK and WORLD_SIZE. Every other `$` stays unchanged.
+arguments, so are torchrun's variables, such as RANK and MASTER_ADDR. Every other `$` stays unchanged.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ PREFIX = "CLOUDTRAIN_"
 _NAMES = "ATTEMPT CHECKPOINT_DIR CODE_DIR DEADLINE JOB NODE_RANK NUM_NODES OUTPUT_DIR RESUME_PATH"
 NAMES = tuple(f"{PREFIX}{name}" for name in _NAMES.split())
 _REFERENCE = re.compile(rf"\$(\$?)(?:({PREFIX}\w*)|\{{({PREFIX}\w*)\}})", re.ASCII)
-_OF_RANK = re.compile(r"\$(\$?)(RANK|LOCAL_RANK|WORLD_SIZE)\b", re.ASCII)
 OF_TORCHRUN = frozenset(
     {"RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 )
+_OF_RANK = re.compile(rf"\$(\$?)(?:({'|'.join(OF_TORCHRUN)})\b|\{{({'|'.join(OF_TORCHRUN)})\}})", re.ASCII)
 # The job's own PYTHONPATH, for user code alone: a module `random` there would break torchrun and the worker.
 PYTHONPATH = f"{PREFIX}PYTHONPATH"
 WORKDIR = f"{PREFIX}WORKDIR"  # the folder below the code in which a script or module starts; absent: the code folder
@@ -60,7 +60,6 @@ def of_rank(text: str, values: Mapping[str, str]) -> str:
 
 def _replaced(pattern: re.Pattern[str], text: str, values: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
-        escape, *names = match.groups()
-        return match[0][1:] if escape else values.get(next(filter(None, names)), "")
+        return match[0][1:] if match[1] else values.get(match[2] or match[3], "")
 
     return pattern.sub(value, text)

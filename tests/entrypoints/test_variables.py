@@ -32,10 +32,14 @@ def test_two_dollars_escape_a_reference() -> None:
 
 
 def test_argument_has_the_numbers_of_its_rank() -> None:
-    """Only the three names of torchrun, whole, and once; two dollars escape them too."""
+    """Only torchrun's names, whole, in both forms, and once; two dollars escape them too."""
     values = {**VALUES, "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "CLOUDTRAIN_CODE_DIR": "/$RANK"}
+    values["MASTER_ADDR"] = "h0"
     text = "--local_rank=$LOCAL_RANK $RANK/$WORLD_SIZE $RANKS $$RANK $HOME $CLOUDTRAIN_JOB $CLOUDTRAIN_CODE_DIR"
     assert variables.of_rank(text, values) == "--local_rank=1 3/8 $RANKS $RANK $HOME digits-1 /$RANK"
+    assert (
+        variables.of_rank("${RANK}x tcp://$MASTER_ADDR:1 $${RANK} ${rank}", values) == "3x tcp://h0:1 ${RANK} ${rank}"
+    )
 
 
 @given(st.text(alphabet=st.sampled_from("$${}ab_ 1\\'\"`CLOUDTRAIN\n\t\u20ac"), max_size=40))
