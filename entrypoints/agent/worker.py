@@ -16,6 +16,7 @@ import atexit
 import builtins
 import contextlib
 import errno
+import inspect
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -246,10 +247,23 @@ def _record(error: BaseException, number: int) -> int:
         _flush()
     if is_config or isinstance(error, CheckpointError):  # an error in the user's files: cloudtrain's frames do not help
         lines = _without_ours(error)
+    elif (hook := _own_hook()) is not None and not isinstance(error, SystemExit):
+        with contextlib.suppress(Exception):
+            hook(type(error), error, _user_frames(error.__traceback__))
+            _flush()
+            return 1
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)
     with contextlib.suppress(OSError):  # a full disk: the record above is enough
         os.write(2, shown.encode(errors="replace"))
     return EXIT_CONFIG if is_config else 1
+
+
+def _own_hook() -> Callable[..., object] | None:
+    """Return the script's `sys.excepthook`, such as a crash reporter's; torch wraps any hook to print the rank."""
+    hook: Callable[..., object] = sys.excepthook
+    while getattr(hook, "__module__", None) == "torch.distributed.distributed_c10d":
+        hook = inspect.getclosurevars(hook).nonlocals.get("old_hook", sys.__excepthook__)
+    return None if hook is sys.__excepthook__ else hook
 
 
 def _flush() -> None:
@@ -312,7 +326,7 @@ def _without_ours(error: BaseException) -> list[str]:
 def _user_frames(trace: TracebackType | None) -> TracebackType | None:
     """Skip this file's and runpy's frames at the top."""
     ours = (__file__, runpy.__file__, "<frozen runpy>")
-    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+    while trace is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     return trace
 

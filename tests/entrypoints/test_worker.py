@@ -160,6 +160,15 @@ def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     assert told["traceback"] == ended.stderr
 
 
+@pytest.mark.parametrize(("first", "last"), [("hook", "HOOK ValueError\n"), ("sys.__excepthook__", "ValueError: x\n")])
+def test_scripts_own_hook_has_the_exception(tmp_path: Path, first: str, last: str) -> None:
+    """A crash reporter's hook is called, also below torch's hook, which would print the rank before each line."""
+    lines = "import sys\ndef hook(kind, *more):\n    print('HOOK', kind.__name__, file=sys.stderr)\n"
+    (tmp_path / "train.py").write_text(f"{lines}sys.excepthook = {first}\n{MEET}raise ValueError('x')")
+    shown = run(tmp_path, "script", "train.py").stderr
+    assert (shown.endswith(last), "[rank" in shown, failure(tmp_path)["message"]) == (True, False, "x")
+
+
 def test_deep_library_leaves_the_users_frame(tmp_path: Path) -> None:
     """The record is cut, but the frame of the script, reached through a link, stays with a relative path."""
     code, library = tmp_path / "code", tmp_path / "library"
@@ -257,6 +266,11 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1){})
         ),
         ('os.environ["WORLD_SIZE"] = "8"', "", "by WORLD_SIZE 8, given as 4, set"),
         ('os.environ["RANK"] = "1"', "", "by RANK 1, given as 3, set"),
+        (
+            "store = dist.TCPStore('localhost', 0, is_master=True)",
+            ", store=store, rank=3, world_size=4",
+            "by the store at localhost, set",
+        ),
         ("", ', init_method="env://", rank=3, world_size=4', ""),
         ("", "", ""),
     ],
