@@ -298,8 +298,10 @@ def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool)
         done = f"after {_reported(steps)}" if steps else f"in {ended.seconds:.0f} s"
         return _wrong(verdict, ended, "met", f"{which} joined no process group of all ranks {done}")
     if ended.is_late and ended.left_s is None and not steps and not is_task:
-        words = f"it reported no step in {ended.seconds:.0f} s: a script reports steps by event lines"
-        return _wrong(verdict, ended, "steps", f"{words} (docs/rehearse.md); --timeout gives it more time")
+        words = (
+            f"it reported no step in {ended.seconds:.0f} s: it hangs, is slow, or prints no step that cloudtrain reads"
+        )
+        return _wrong(verdict, ended, "steps", f"{words} (docs/steps.md); --timeout gives it more time")
     if ended.is_late and ended.left_s is None:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:

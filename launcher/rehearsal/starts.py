@@ -9,15 +9,17 @@ import contextlib
 import math
 import re
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json, events
+from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import EXIT, STATE, AgentState, ExitReport
+from cloudtrain.entrypoints.rank import heartbeat
 
 from ..errors import ConfigError
 from ..text.visible import shown
@@ -92,6 +94,7 @@ def run(
                 ranks_s = now_s
             if now_s > late_s:
                 found.is_late = True
+                _show_stacks(running)
                 break
             if interrupted_s is not None or ranks_s is None or len(found.account.ranks) < ranks:
                 continue
@@ -155,6 +158,14 @@ def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> No
             one.terminate()
         for agent in node.agents if node.detaches else ():
             node_folder.ask_to_stop(agent, "user")
+
+
+def _show_stacks(running: list[sandbox.Running]) -> None:
+    """Have the ranks print where they are: the last lines of a rank that hangs are then the cause."""
+    ranks = [pid for one in running for pid in processes.descendants(one.process.pid)]
+    for pid in (each for each in ranks if processes.catches(each, signal.SIGUSR2)):
+        processes.kill(pid, signal.SIGUSR2)
+    time.sleep(heartbeat.PRINT_S)
 
 
 def _copy(source: Path, target: Path) -> None:

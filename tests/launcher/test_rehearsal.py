@@ -3,7 +3,10 @@
 import json
 import math
 import os
+import signal
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 
 from cloudtrain import entrypoints
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.contract import ExitReport
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.advice import proofs
@@ -545,3 +549,30 @@ def test_verdict_as_json_is_complete() -> None:
     one = scale.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):
         rehearsing.rehearse(prepared, one, RehearsalOptions(), {}, print, Path())
+
+
+STUCK = """
+import faulthandler, signal
+faulthandler.register(signal.SIGUSR2)
+def load():
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+load()
+"""
+
+
+def test_rank_that_hangs_shows_its_stack(tmp_path: Path) -> None:
+    """A process below the sandbox prints where it is; a process without a handler lives on."""
+    (tmp_path / "train.py").write_text(STUCK)
+    command = f"sleep 60 & {sys.executable} train.py; wait"
+    with subprocess.Popen(
+        ["bash", "-c", command], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        starts._show_stacks([sandbox.Running(process, tmp_path)])
+        below = processes.descendants(process.pid)
+        for pid in (*below, process.pid):
+            processes.kill(pid, signal.SIGKILL)
+        assert (len(below), b" in load\n" in process.communicate()[1]) == (2, True)
