@@ -249,7 +249,8 @@ def _record(error: BaseException, number: int) -> int:
         lines = _without_ours(error)
     elif (hook := _own_hook()) is not None and not isinstance(error, SystemExit):
         with contextlib.suppress(Exception):
-            hook(type(error), error, _user_frames(error.__traceback__))
+            error = error.with_traceback(_user_frames(error.__traceback__))
+            hook(type(error), error, error.__traceback__)
             _flush()
             return 1
     shown = f"{error}\n" if isinstance(error, SystemExit) else "".join(lines)

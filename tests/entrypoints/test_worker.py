@@ -160,12 +160,13 @@ def test_exception_is_recorded_with_its_rank(tmp_path: Path) -> None:
     assert told["traceback"] == ended.stderr
 
 
-@pytest.mark.parametrize(("first", "last"), [("hook", "HOOK ValueError\n"), ("sys.__excepthook__", "ValueError: x\n")])
+@pytest.mark.parametrize(("first", "last"), [("hook", "x\nHOOK\n"), ("sys.__excepthook__", "ValueError: x\n")])
 def test_scripts_own_hook_has_the_exception(tmp_path: Path, first: str, last: str) -> None:
     """A crash reporter's hook is called, also below torch's hook, which would print the rank before each line."""
-    lines = "import sys\ndef hook(kind, *more):\n    print('HOOK', kind.__name__, file=sys.stderr)\n"
+    lines = "import sys\ndef hook(*given):\n    sys.__excepthook__(*given)\n    print('HOOK', file=sys.stderr)\n"
     (tmp_path / "train.py").write_text(f"{lines}sys.excepthook = {first}\n{MEET}raise ValueError('x')")
     shown = run(tmp_path, "script", "train.py").stderr
+    assert "worker.py" not in shown
     assert (shown.endswith(last), "[rank" in shown, failure(tmp_path)["message"]) == (True, False, "x")
 
 
