@@ -97,6 +97,16 @@ CAUSES = (
         "`env: {{WANDB_MODE: offline}}`, with `wandb/` in `keep`",
     ),
     Cause(
+        r"Process \d+ terminated with the following error:[\s\S]*in init_process_group",
+        "the script starts ranks by mp.spawn, beside the ranks that cloudtrain has started",
+        "call the spawned function once, with LOCAL_RANK, and leave MASTER_ADDR and MASTER_PORT as they are",
+    ),
+    Cause(
+        r"Unable to find address for: (?P<name>[^\s;]+)",
+        "a machine has no network interface `{name}`, which GLOO_SOCKET_IFNAME names",
+        "name one that all machines have (`ip -br addr`), or leave the variable out",
+    ),
+    Cause(
         r"Address already in use|EADDRINUSE",
         "another program, or a job that is being ended, has the port",
         "submit or resume it once more; a script must not choose ports of its own",

@@ -33,6 +33,16 @@ GLOO = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out 
 ARGPARSE = "exited with code 2; last line: train.py: error: unrecognized arguments: --resume"
 ARGPARSE_PATH = "exited with code 2; last line: train.py: error: argument --resume: expected one argument"
 CLICK = "exited with code 2; last line: Error: No such option: --resume"
+SPAWNED = (
+    "\n\n-- Process 0 terminated with the following error:\nTraceback (most recent call last):\n"
+    '  File "torch/distributed/distributed_c10d.py", line 1892, in init_process_group\n'
+    "    store, rank, world_size = next(rendezvous_iterator)\n"
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+    "port: 12355, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n"
+)
+INTERFACE = (
+    "[enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth9; in two starts"
+)
 REDUCTION = "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates"
 TWICE = "Expected to mark a variable ready only once. This error is caused by one of the following reasons: 1) Use of"
 FREED = "setStorage: sizes [8, 16], strides [1, 8], storage offset 0, and itemsize 4 requiring a storage size of 512 \
@@ -58,6 +68,8 @@ TEXTS = [
         "--no-build-iso",
     ),
     ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/train.bin'", "`data/train.bin` was not sent"),
+    ("ProcessRaisedException", SPAWNED, "starts ranks by mp.spawn"),
+    ("RuntimeError", INTERFACE, "no network interface `eth9`, which"),
     ("OSError", "[Errno 98] Address already in use", "has the port"),
     (
         "UsageError",
