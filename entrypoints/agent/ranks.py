@@ -14,12 +14,13 @@ from typing import Any
 
 from .. import atomic_json, processes
 from ..contract import AgentSpec
-from ..environments import dockerrun, venvs
+from ..environments import builds, dockerrun, venvs
 from ..rank import heartbeat
 from . import gpumeter, node_logs, transport
 from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, STOP_SIGNAL, is_done, save_signal
 
 MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
+LAST_CHARACTERS = 4000  # of a log
 
 
 class Ranks:
@@ -153,6 +154,9 @@ class Ranks:
         if code < 0 and not failures and not self.is_killed:
             name = signal.Signals(-code).name
             failures = (failure(f"boot of node {self.spec.node} was killed by {name}", "signal"),)
+        elif code > 0 and not (written or failures or was_asked or self.is_killed):  # Python itself did not start
+            said = builds.last_words((self._root / "log" / "boot.log").read_text(errors="replace")[-LAST_CHARACTERS:])
+            failures = (failure(f"boot of node {self.spec.node} ended with code {code}: {said}", "exit"),)
         saved = atomic_json.read_json(self.result / "outcome.json") if code == EXIT_SAVED else None
         return {"code": code if code >= 0 else EXIT_FAILED, "failures": failures, "saved": saved}
 

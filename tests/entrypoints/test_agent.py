@@ -150,6 +150,21 @@ def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agen
     assert (finishing.report.phase, finishing.report.code) == ("exited", 0)
 
 
+def test_boot_without_a_result_gives_its_last_words(make: Make) -> None:
+    """Python did not start, for example by a PYTHONHOME in `env`: `status` has the reason from boot's log."""
+    agent = make()
+    agent.ranks.generation = 1
+    (agent.ranks._root / "log" / "boot.log").write_text(
+        "ModuleNotFoundError: No module named 'encodings'\n\nThread 1\n"
+    )
+    with subprocess.Popen(["false"]) as boot:
+        boot.wait()
+    agent.ranks.boot = boot
+    told = agent.ranks.collect(was_asked=False)
+    words = "boot of node 0 ended with code 1: ModuleNotFoundError: No module named 'encodings'"
+    assert ([failure["message"] for failure in told["failures"]], told["code"]) == ([words], 1)
+
+
 def test_boot_that_ends_between_two_looks_keeps_its_code(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A boot that ends after the agent has reaped its children is no boot that a signal has killed."""
     agent, wait = make(), os.waitpid
