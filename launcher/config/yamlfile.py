@@ -17,6 +17,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from cloudtrain.entrypoints.rank import variables
+
 from ..errors import Fault, Place
 
 KeyPath = tuple[str | int, ...]
@@ -41,7 +43,10 @@ _LONGEST_INT = 100  # digits; a longer integer stays text (Python itself refuses
 _NOT_TEXT = re.compile("[\x00\ud800-\udfff]")  # double-quoted escapes and environment variables can still add these
 _CONTROL = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
-_JOB_VARIABLE = re.compile(r"\$\{CLOUDTRAIN_\w*\}", re.ASCII)
+# The variables that stay for the node, by key, after `${`.
+_JOBS = re.compile(r"CLOUDTRAIN_\w*\}", re.ASCII)
+_RANKS = re.compile(rf"(?:CLOUDTRAIN_\w*|{'|'.join(variables.OF_TORCHRUN)})\}}", re.ASCII)
+_OF_NODE = {"args": _RANKS, "resume_args": _RANKS, "env": _JOBS, "setup": _JOBS}
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhook|_url$", re.IGNORECASE)
@@ -420,16 +425,16 @@ class _Builder:
         cursor = self.source.starts[min(event.start_mark.line, len(self.source.starts) - 1)] + event.start_mark.column
         secret = False
         key = self.stack[0].key[0] if self.stack and self.stack[0].key else ""
-        expands = key in ("args", "env", "resume_args")
+        of_node = _OF_NODE.get(str(key))
 
         def fill(match: re.Match[str]) -> str:
             nonlocal cursor, secret
             found = self.source.text.find(match[0][:2], cursor)
             start, cursor = (found, found + len(match[0])) if found >= 0 else (cursor, cursor)
             if match[0] == "$${":
-                is_escape = expands and event.value.startswith("CLOUDTRAIN_", match.end())  # the node reads `$$`
-                return "$${" if is_escape else "${"
-            if (expands or key == "setup") and _JOB_VARIABLE.fullmatch(match[0]):
+                is_escape = of_node and key != "setup" and of_node.match(event.value, match.end())
+                return "$${" if is_escape else "${"  # the node reads `$$`
+            if of_node and of_node.match(match[0], 2):
                 return match[0]
             name = _VARIABLE.fullmatch(match[1])
             if name is None or not match[0].endswith("}"):
