@@ -54,6 +54,7 @@ _WRITTEN = re.compile(r"out|log|save|dest|result|cache|dump", re.IGNORECASE)
 _READ = re.compile(r"data|input|corpus|conf", re.IGNORECASE)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
+_OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
 _OF_DEEPSPEED = {  # options of its launcher, and what takes their place
@@ -142,6 +143,12 @@ def _missing_hint(node: YamlNode, key: str, folder: Path, code_dir: Path) -> str
     wanted = folder / node.value
     if code_dir != folder and _what(wanted) == "file" and wanted.is_relative_to(code_dir):
         return f"a path is relative to `code.dir`: write `{wanted.relative_to(code_dir).as_posix()}`"
+    words = node.value.split()
+    for number, word in enumerate(words if len(words) > 1 else ()):  # a command line: `python train.py --lr 1`
+        if _what(code_dir / word) == "file" or words[number - 1 : number] == ["-m"]:
+            key = "module" if words[number - 1 : number] == ["-m"] else "script"
+            rest = f" and `args: {' '.join(words[number + 1 :])}`" if words[number + 1 :] else ""
+            return f"one name alone: write `{key}: {word}`{rest}"
     is_list = key.endswith("requirements")
     suffix = PurePath(node.value.partition("[")[0]).suffix or (".txt" if is_list else ".py")
     prefix = (
@@ -172,8 +179,8 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
     if node is None:
         return
     name, parts = node.value, node.value.split(".")
-    if "/" in name or not all(parts) or _what(code_dir / name) == "file":
-        path = PurePath(name).with_suffix("")
+    if "/" in name or not all(parts) or parts[-1] == "py":
+        path = PurePath(*re.split("[./]", name.removesuffix(".py")))
         hint = f"write `script: {path}.py`, or `module: {'.'.join(path.parts)}`" if all(parts) else "as in `pkg.train`"
         yield Fault(f"`{named(node)}` is not a valid module name", "module", node.place, hint)
         return
@@ -359,9 +366,16 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
             yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
         yield from _deepspeed(config, entry, folder)
-    first = (config.module or "").partition(".")[0]
-    if first and not _is_in_code(folder, first) and not _is_installed(first):
-        yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it"
+    words = [*config.args, *config.resume_args]
+    if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
+        yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
+    first, start = (config.module or "").partition(".")[0], folder / (config.distributed.workdir or "")
+    path = variables.expanded(config.env.get("PYTHONPATH", ""), {"CLOUDTRAIN_CODE_DIR": str(folder.absolute())})
+    places = [start, *(start / each for each in path.split(os.pathsep) if each)]
+    if first and not any(_is_in_code(each, first) for each in places) and not _is_installed(first):
+        near = next((each.parent.name for each in folder.glob(f"*/{first}") if each.is_dir()), None)
+        there = f"; {near}/ has it: set `distributed.workdir: {near}`, or `env.PYTHONPATH`" if near else ""
+        yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it{there}"
 
 
 def _submodules(folder: Path) -> Iterator[str]:

@@ -83,6 +83,11 @@ def test_unknown_module_has_a_note(folder: Path, cli: Any) -> None:
         "module: `nowhere` is neither in the code folder nor installed here; the nodes must have it"
     ]
     assert notes(folder, "module=json.tool") == []
+    (folder / "src/nowhere").mkdir(parents=True)
+    (folder / "src/nowhere/train.py").touch()
+    assert notes(folder)[0].endswith("; src/ has it: set `distributed.workdir: src`, or `env.PYTHONPATH`")
+    for setting in ("distributed.workdir=src", "env.PYTHONPATH=src", "env.PYTHONPATH=$CLOUDTRAIN_CODE_DIR/src"):
+        assert notes(folder, setting) == []
     (folder / "requirements.txt").write_text("rich\n")
     assert "nothing installs requirements.txt on the nodes" in cli("plan", cwd=folder).stdout
 
@@ -144,6 +149,12 @@ TWO_RANKS = ("distributed.nproc_per_node=2",)
             TWO,
             "train.py takes --local_rank, which torchrun does",
         ),
+        (
+            "import torch\n",
+            ("args=[$HOME/a, '$${SLURM_JOB_ID}', $RANK, $$HOME, '$${oc.env:HOME}', $CLOUDTRAIN_JOB]",),
+            "args: no shell replaces `$HOME`, `$SLURM_JOB_ID`: the script",
+        ),
+        ("import torch\n", ("args=[$RANK, $$HOME, '$${oc.env:HOME}', '$${RANK}', US$]",), None),
         (DEEP, ("args=[--num_gpus=4, --lr, '1']",), "args: --num_gpus is an option of the `deepspeed` launcher"),
         (
             DEEP,

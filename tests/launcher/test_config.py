@@ -169,11 +169,14 @@ def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
 
 
 def test_args_as_text_are_split_like_a_shell(load: Load) -> None:
-    """`args: --lr 0.1 --name "a b"` is a command line; an open quote is refused with its place."""
+    """`args: --lr 0.1 --name "a b"` is a command line with the rank's numbers; an open quote is refused."""
     assert load(script("args: --lr 0.10 --name \"a b\" '$CLOUDTRAIN_OUTPUT_DIR'")).args == (
         "--lr", "0.10", "--name", "a b", "$CLOUDTRAIN_OUTPUT_DIR"
     )  # fmt: skip
     assert load(script("resume_args: --resume")).resume_args == ("--resume",)
+    assert load(script("args: ${RANK} ${MASTER_ADDR} $${RANK} ${NONE:-x}")).args == (
+        "${RANK}", "${MASTER_ADDR}", "$${RANK}", "x"
+    )  # fmt: skip
     (fault,) = faults(load, script("args: --name 'a"))
     assert (fault.key, "as a shell would split them (no closing quotation)" in fault.message) == ("args", True)
 
@@ -547,6 +550,13 @@ def test_secret_variables_are_never_printed(load: Load) -> None:
         ),
         ("name: x\nmodule: train.py", "is not a valid module name", "`script: train.py`, or `module: train`"),
         ("name: x\nmodule: train.fit", "holds no `train/`", ""),
+        (
+            "name: x\nmodule: pkg.train.py",
+            "is not a valid module name",
+            "`script: pkg/train.py`, or `module: pkg.train`",
+        ),
+        ("name: x\nscript: python train.py --lr 1", "no file `python t", "write `script: train.py` and `args: --lr 1`"),
+        ("name: x\nscript: -m pkg.train", "no file `-m pkg.train`", "write `module: pkg.train`"),
         *(
             (f"name: x\nbackend: local\nmodule: {rest}", "starts ranks of its own", hint)
             for rest, hint in (
