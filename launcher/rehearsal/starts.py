@@ -19,7 +19,6 @@ from typing import Any
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import EXIT, STATE, AgentState, ExitReport
-from cloudtrain.entrypoints.rank import heartbeat
 
 from ..errors import ConfigError
 from ..text.visible import shown
@@ -29,6 +28,7 @@ from .stage import NodeRun, Rehearsal
 LOOK_S = 0.02
 ANSWER_S = 30.0
 END_S = 30.0  # after SIGKILL, or beyond the platform's grace, for an agent's last steps
+STACKS_S = 1.0  # for printing the stacks, on a busy machine
 TAIL_LINES = 12
 
 
@@ -165,7 +165,7 @@ def _show_stacks(running: list[sandbox.Running]) -> None:
     ranks = [pid for one in running for pid in processes.descendants(one.process.pid)]
     for pid in (each for each in ranks if processes.catches(each, signal.SIGUSR2)):
         processes.kill(pid, signal.SIGUSR2)
-    time.sleep(heartbeat.PRINT_S)
+    time.sleep(STACKS_S)
 
 
 def _copy(source: Path, target: Path) -> None:
