@@ -74,7 +74,8 @@ def prepare(
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
     parent, whose place is an input of the config already.
     """
-    from ..config.codefiles import needed, notes_of
+    from ..config.codefiles import needed
+    from ..config.codenotes import notes_of
 
     require_whole(config.backend)
     backend = backends.load(config.backend)

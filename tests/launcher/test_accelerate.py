@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.config import accelerate, codefiles
+from cloudtrain.launcher.config import accelerate, codenotes
 from cloudtrain.launcher.errors import ConfigError
 
 FSDP = {"fsdp_offload_params": True, "fsdp_transformer_layer_cls_to_wrap": "Block", "fsdp_version": 2}
@@ -115,7 +115,7 @@ def test_unread_settings_are_noted(
         own.parent.mkdir(parents=True, exist_ok=True)
         text = {"distributed_type": "NO", "mixed_precision": "bf16"}
         own.write_text(json.dumps(text) if own.suffix == ".json" else yaml.safe_dump(text))
-    notes = [note for note in codefiles.notes_of(configs.load(file), tmp_path) if note.startswith("nothing reads")]
+    notes = [note for note in codenotes.notes_of(configs.load(file), tmp_path) if note.startswith("nothing reads")]
     assert len(notes) == (end is not None)
     assert not end or end.format(accelerate.KEY, launch="`accelerate launch` would") in notes[0]
 
@@ -129,7 +129,7 @@ def test_missing_file_of_deepspeed_is_noted(named: str, is_noted: bool, tmp_path
     file = job(tmp_path, "distributed: {accelerate_config: own.yaml}\n")
     more = f"distributed_type: DEEPSPEED\ndeepspeed_config: {{deepspeed_config_file: {named}}}\n"
     (tmp_path / "own.yaml").write_text(more)
-    notes = [*codefiles.notes_of(configs.load(file), tmp_path)]
+    notes = [*codenotes.notes_of(configs.load(file), tmp_path)]
     assert any("is not in the shipped code" in note for note in notes) == is_noted
 
 

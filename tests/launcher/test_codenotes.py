@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.config.codefiles import notes_of
+from cloudtrain.launcher.config.codenotes import notes_of
 
 HEADER = '# /// script\n# requires-python = ">=3.10"\n# dependencies = ["rich"]\n# ///\nimport rich\n'
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloudtrain.launcher import config as configs
-from cloudtrain.launcher.config import codefiles
+from cloudtrain.launcher.config import codenotes
 from cloudtrain.launcher.config.schema import JobConfig
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +31,8 @@ def corpus() -> Iterator[Path]:
 
 def notes_of(config: JobConfig, script: Path) -> list[str]:
     """Return the notes on how the script's ranks meet, and on settings beside it."""
-    meeting = codefiles._meeting(config, script.name, script.read_text(errors="replace"))
-    beside = (find(config, script.name, script.parent) for find in (codefiles._accelerate, codefiles._deepspeed))
+    meeting = codenotes._meeting(config, script.name, script.read_text(errors="replace"))
+    beside = (find(config, script.name, script.parent) for find in (codenotes._accelerate, codenotes._deepspeed))
     return [*meeting, *(note for notes in beside for note in notes)]
 
 
