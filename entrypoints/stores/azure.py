@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from ..format import one_line
 from . import STORES
 from .retries import drawn_s
-from .store import ABSENT, StoreError, in_threads, whole_file
+from .store import ABSENT, Store, StoreError, in_threads, whole_file
 
 # A server that accepts connections and never answers is given up after ATTEMPTS * READ_S plus the pauses (357 s
 # measured for a list, 375 s for a put of blocks). The pauses double from PAUSE_S to LONGEST_PAUSE_S, drawn from the
@@ -118,7 +118,7 @@ def open_at(uri: str, attempts: int | None = None) -> AzureStore:
     return AzureStore(place, lambda: connect(place, attempts))
 
 
-class AzureStore:
+class AzureStore(Store):
     """The blobs of a container below `prefix/`; names in this class omit the prefix. See store.Store.
 
     `connect` returns Azure's client of the container, and the identity it uses. The version is the blob's ETag.
@@ -169,10 +169,6 @@ class AzureStore:
                     raise
                 return False
             return True
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names that begin with `prefix`, over all pages."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the bytes of each blob whose name begins with `prefix`, over all pages."""

@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from . import google_access
 from .google_http import Lost, Patience, Reply, Service, ServiceError, Untrusted
-from .store import ABSENT, StoreError, in_bucket, whole_file
+from .store import ABSENT, Store, StoreError, in_bucket, whole_file
 
 # Pieces are read from the file as they are sent, so memory does not grow with the file.
 SINGLE_BYTES, CHUNK_BYTES, PIECE_BYTES = 8 << 20, 16 << 20, 1 << 20  # chunks are multiples of 256 KiB
@@ -74,7 +74,7 @@ def open_at(uri: str, attempts: int | None = None) -> GcsStore:
     return GcsStore(bucket, prefix, Service(endpoint or "https://storage.googleapis.com", identity, attempts))
 
 
-class GcsStore:
+class GcsStore(Store):
     """The objects of a bucket below `prefix/`. See store.Store. The version is the object's generation."""
 
     def __init__(self, bucket: str, prefix: str, service: Service) -> None:
@@ -136,10 +136,6 @@ class GcsStore:
         headers = {"Content-Type": "application/json" if name.endswith(".json") else "application/octet-stream"}
         with self._asking():
             return self._service.ask("POST", target, headers, data, also=(412,)).status != 412
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names that begin with `prefix`, over all pages."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the bytes of each object whose name begins with `prefix`, over all pages."""

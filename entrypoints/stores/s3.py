@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .store import ABSENT, StoreError, in_bucket
+from .store import ABSENT, Store, StoreError, in_bucket
 
 # A server that accepts connections and never answers is given up after just over _ATTEMPTS * _READ_S (385 s measured).
 # The pauses are drawn between 0 and 0.05 s, doubling to 20 s (botocore 1.44, `standard`): a server that refuses
@@ -70,7 +70,7 @@ def open_at(uri: str, attempts: int | None = None) -> S3Store:
     return S3Store(bucket, prefix, lambda: _connect(attempts or _ATTEMPTS))
 
 
-class S3Store:
+class S3Store(Store):
     """The objects of a bucket below `prefix/`; names in this class omit the prefix. See store.Store.
 
     `connect` returns boto3's client. The version is the object's ETag.
@@ -125,10 +125,6 @@ class S3Store:
                     raise
                 return False
             return True
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names that begin with `prefix`, over all pages."""
-        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the bytes of each object whose name begins with `prefix`, over all pages."""

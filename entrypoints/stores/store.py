@@ -57,6 +57,7 @@ class Store(Protocol):
 
     def names(self, prefix: str) -> list[str]:
         """Return the sorted names that begin with `prefix`."""
+        return sorted(self.sizes(prefix))
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the bytes of each object whose name begins with `prefix`."""
