@@ -197,10 +197,13 @@ def _run_user_code(kind: str, command: list[str]) -> None:
         sys.path[0] = str(Path.cwd())
     sys.argv = [target, *(variables.of_rank(word, os.environ) for word in command[1:])]
     _take_path(os.environ)
+    if kind == "script":
+        sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
+    # Last: a file at the code's root must hide no module of the standard library and no installed package.
+    sys.path += [root for root in [os.environ.get("CLOUDTRAIN_CODE_DIR")] if root and root not in sys.path]
     if kind == "module":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
-    sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
     source = Path(target).read_bytes()
     target = str(Path(target).absolute())  # in __main__'s code too: a script may change the folder
     # In __main__ itself, not with runpy.run_path: pickled classes and spawned data-loader workers need __main__.

@@ -21,6 +21,7 @@ def main() -> None:
     script = bundle / os.environ["CLOUDTRAIN_SCRIPT"]
     sys.argv[0] = str(script)
     sys.path[0] = str(script.parent)
+    sys.path.append(str(bundle / "code"))
     try:
         importlib.import_module(LIBRARY)
     except ImportError as error:

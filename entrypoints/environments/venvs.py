@@ -377,7 +377,8 @@ def _lines(text: str, folder: Path, start: Path, files: dict[str, str] | None, s
         if option and option[1] in ("-e", "--editable"):
             raise Refused(
                 f"the requirements say `{line}`, but the environment is not this job's alone and outlives its folder;"
-                " leave `-e` out, or install it by `setup: [pip install -e .]`; the code folder is importable anyway"
+                " leave `-e` out, or write `setup: [pip install -e .]` in place of the line; without an installation"
+                " the ranks find modules beside the script, at the code's root, and by `env: {PYTHONPATH: src}` in src"
             )
         if option is None:
             if named := _LOCAL.match(line.partition(" @ ")[2] or line):

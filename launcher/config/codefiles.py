@@ -191,13 +191,18 @@ def is_in_code(code_dir: Path, name: str) -> bool:
     return kind_of(code_dir / name) == "folder" and not is_installed(name)
 
 
-def is_installed(name: str) -> bool:
-    """Return whether this Python has the top-level module; nothing is imported. A bare folder does not count."""
+def is_installed(name: str, apart_from: Path | None = None) -> bool:
+    """Return whether this Python has the top-level module; nothing is imported. A bare folder does not count.
+
+    `apart_from`: a folder whose modules do not count, because an editable installation here is none on the nodes.
+    """
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    return spec is not None and spec.origin is not None
+    if spec is None or spec.origin is None:
+        return False
+    return apart_from is None or not Path(spec.origin).resolve().is_relative_to(apart_from.resolve())
 
 
 def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:

@@ -30,6 +30,7 @@ _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|chec
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
+_IMPORTED = re.compile(r"^(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.DOTALL)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
@@ -59,6 +60,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
             yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
         yield from _deepspeed(config, entry, folder)
+        yield from _elsewhere(config, entry, folder)
     words = [*config.args, *config.resume_args]
     if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
         yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
@@ -124,6 +126,18 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
         )
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
+    """Yield a note for an imported package that lies in a folder of the code that is on no path: a `src` layout."""
+    if "PYTHONPATH" in config.env or any("install" in line for line in config.setup):
+        return
+    paths = (folder, (folder / script).parent, folder / (config.distributed.workdir or ""))
+    for name in dict.fromkeys(_IMPORTED.findall(_text(folder / script))):
+        if any(kind_of(path / f"{name}{end}") for path in paths for end in ("", ".py")) or is_installed(name, folder):
+            continue
+        for place in sorted(file.parents[1].name for file in folder.glob(f"*/{name}/__init__.py"))[:1]:
+            yield f"{script} imports {name}, which lies in {place}: set `env: {{PYTHONPATH: {place}}}`"
 
 
 def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:

@@ -349,11 +349,14 @@ def test_script_runs_under_smddp_only_where_it_is(tmp_path: Path) -> None:
     guard = tmp_path / "runtime/cloudtrain/entrypoints/container/smddp.py"
     guard.parent.mkdir(parents=True)
     guard.write_bytes((REPOSITORY / "entrypoints/container/smddp.py").read_bytes())
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code/beside.py").write_text("WORD = 'beside'")
-    (tmp_path / "code/train.py").write_text("import sys, beside; print(__name__, beside.WORD, sys.argv[1:])")
+    (tmp_path / "code/src").mkdir(parents=True)
+    (tmp_path / "code/at_root.py").write_text("")
+    (tmp_path / "code/src/beside.py").write_text("WORD = 'beside'")
+    (tmp_path / "code/src/train.py").write_text(
+        "import sys, beside, at_root; print(__name__, beside.WORD, sys.argv[1:])"
+    )
     library = tmp_path / "site/smdistributed/dataparallel/torch"
-    env = {**os.environ, "CLOUDTRAIN_SCRIPT": "code/train.py", "PYTHONPATH": str(tmp_path / "site")}
+    env = {**os.environ, "CLOUDTRAIN_SCRIPT": "code/src/train.py", "PYTHONPATH": str(tmp_path / "site")}
 
     def run() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(guard), "--lr", "1"]

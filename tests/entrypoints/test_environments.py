@@ -181,7 +181,7 @@ def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-e .", "outlives its folder"),
+        ("-e .", r"outlives its folder.*`setup: \[pip install -e \.\]`.*code's root.*PYTHONPATH: src"),
         ("-r gone.txt", "excluded"),
         ("./gone.whl", "excluded"),
         ("numpy @ file:///croot/numpy_1682520569166/work", "machine that wrote.*--format=freeze"),

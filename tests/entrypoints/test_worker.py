@@ -98,6 +98,23 @@ def test_names_of_the_standard_library_break_nothing_of_ours(tmp_path: Path, nam
     assert ended.stdout.splitlines() == [f"{[str(code / 'src'), str(own)]} {code} /machine:{own}", "True"], ended.stderr
 
 
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_packages_at_the_codes_root_are_found_last(tmp_path: Path, kind: str) -> None:
+    """A script in a subfolder imports them, as under the clouds' toolkits; installed packages and its own win."""
+    for folder in (code := tmp_path / "code", code / "pipeline", code / "mine", tmp_path / "installed"):
+        folder.mkdir()
+    (code / "mine/__init__.py").write_text("")
+    for place in (code, code / "pipeline", tmp_path / "installed"):
+        (place / ("installed.py" if place.name == "installed" else "own.py")).write_text(f"AT = {place.name!r}\n")
+    for name in ("installed", "colorsys", "own"):
+        (code / f"{name}.py").write_text("AT = 'code'\n")
+    (code / "pipeline/train.py").write_text("import colorsys, installed, mine, own\ncolorsys.hls_to_rgb\nprint(own.AT)")
+    path = {"PYTHONPATH": f"{Path(__file__).parents[2] / 'typings'}{os.pathsep}{tmp_path / 'installed'}"}
+    told = {"CLOUDTRAIN_CODE_DIR": str(code), "CLOUDTRAIN_WORKDIR": "pipeline", **path}
+    ended = run(tmp_path, kind, {"script": "pipeline/train.py", "module": "train"}[kind], **told)
+    assert ended.stdout == "pipeline\n", ended.stderr
+
+
 def test_source_of_the_script_is_found_from_any_folder(tmp_path: Path) -> None:
     """A script may change the folder: `__main__`'s code has an absolute file name, as under python."""
     (tmp_path / "train.py").write_text(

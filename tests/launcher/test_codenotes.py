@@ -62,6 +62,20 @@ def test_unused_requirements_of_a_script_have_a_note(folder: Path) -> None:
     assert notes(folder, "script=examples/train.py")[0].endswith("set `requirements: examples/requirements.txt`")
 
 
+def test_package_in_a_folder_on_no_path_has_a_note(folder: Path) -> None:
+    """A `src` layout needs PYTHONPATH, or an installation; the script's folder and the code's root need no setting."""
+    for name in ("src/deep_mine", "pkg_at_root", "scripts/beside"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text("")
+    (folder / "scripts/train.py").write_text(
+        "import os\nimport beside, torch\nimport pkg_at_root.x\nfrom deep_mine import y\n"
+    )
+    said = "scripts/train.py imports deep_mine, which lies in src: set `env: {PYTHONPATH: src}`"
+    assert notes(folder, "script=scripts/train.py") == [said]
+    for setting in ("env={PYTHONPATH: src}", "setup=[pip install -e .]"):
+        assert notes(folder, "script=scripts/train.py", setting) == []
+
+
 def test_empty_submodule_has_a_note(folder: Path) -> None:
     """A clone without its submodules has empty folders; a folder outside the code folder does not count."""
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
