@@ -97,6 +97,11 @@ def _checked(
         faults += [_placed(fault, root, ()) for fault in further(sound, path) if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
+    data = _model_and_data(root)[1]
+    left_out = [
+        f"{key}.{name}" for key, name, _ in _options(root) if data[key][name] is None or data[key][name] is False
+    ]
+    config._left_out = tuple(left_out)
     return accelerate.applied(config, path.parent)
 
 
@@ -350,16 +355,26 @@ def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
 def _model_and_data(root: YamlNode) -> tuple[type[JobConfig], dict[str, Any]]:
     """Return the model of the root's keys, and the data for the model, without keys that have no value.
 
-    The numbers of an `args` mapping are as the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`.
+    The numbers of an `args` mapping are as the text in the file, so that `lr: 3e-4` becomes `--lr 3e-4`. An option is
+    false in every spelling of YAML 1.1 and 1.2; in quotes the word is text.
     """
     model = schema.model_of(root.value)
     data = _without_nothing(root, model)
-    args = yamlfile.find(root, ("args",))
-    for name, member in args.value.items() if args is not None and isinstance(args.value, dict) else ():
+    for key, name, member in _options(root):
         items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
         texts = [item.text if type(item.value) in (int, float) else item.data() for item in items]
-        data["args"][name] = texts if isinstance(member.node.value, tuple) else texts[0]
+        data[key][name] = texts if isinstance(member.node.value, tuple) else texts[0]
+        if member.node.plain and member.node.text in yamlfile.FALSE_OF_YAML_1_1:
+            data[key][name] = False
     return model, data
+
+
+def _options(root: YamlNode) -> Iterator[tuple[str, str, MappingEntry]]:
+    """Yield the options of `args` and `resume_args`, if these are mappings: the key, the option's name, the member."""
+    for key in ("args", "resume_args"):
+        node = yamlfile.find(root, (key,))
+        for name, member in node.value.items() if node is not None and isinstance(node.value, dict) else ():
+            yield key, name, member
 
 
 def _put(data: Any, path: KeyPath, value: str) -> None:

@@ -53,6 +53,12 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
     several = ranks > 1 or config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     yield from _submodules(folder)
     yield from _packages(config, folder)
+    if config._left_out:
+        names = ", ".join(config._left_out)
+        yield (
+            f"{names}: false or null, so the option is left out, and the script's default counts; to pass the word as"
+            ' text, put it into quotes: "false"'
+        )
     if config.script:
         yield from _script(config, config.script, _text(folder / config.script), several=several)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):

@@ -273,7 +273,8 @@ class JobConfig(Section):
     args: Arguments = key(
         (),
         "Arguments of the script or module. A mapping `{epochs: 10, flag: true, off: false, x: [1, 2]}` "
-        "becomes `--epochs 10 --flag --x 1 2`; text is split as a shell splits it.",
+        "becomes `--epochs 10 --flag --x 1 2`; `no` and `off` are false too, and text in quotes. Text in place of the "
+        "mapping is split as a shell splits it.",
         ["--epochs", "10"],
         {"epochs": 10},
         "--epochs 10",
@@ -373,6 +374,8 @@ class JobConfig(Section):
         "A search over values of other keys: many trials within one budget (docs/sweeps.md).",
         {"space": {"training.optimizer.lr": {"log": [1e-5, 1e-1]}}, "trials": 27},
     )
+    # Options that the mappings of `args` and `resume_args` leave out, for a note: no part of the config as stored.
+    _left_out: tuple[str, ...] = ()
     tags: dict[TagName, Written] = key({}, "Labels for the platform and its bills.", {"team": "vision"})
 
     @model_validator(mode="before")

@@ -36,6 +36,7 @@ _LINE_END = re.compile("\r\n|[\r\n\x85\u2028\u2029]")  # YAML's line ends, to co
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _TRUE = {"true", "True", "TRUE"}
 _FALSE = {"false", "False", "FALSE"}
+FALSE_OF_YAML_1_1 = {"no", "No", "NO", "off", "Off", "OFF"}  # text in YAML 1.2
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")

@@ -62,6 +62,13 @@ def test_unused_requirements_of_a_script_have_a_note(folder: Path) -> None:
     assert notes(folder, "script=examples/train.py")[0].endswith("set `requirements: examples/requirements.txt`")
 
 
+def test_options_left_out_have_a_note(folder: Path) -> None:
+    """An option that is on by default stays on: the note names all that the config leaves out."""
+    said = notes(folder, "args={pin: false, lr: 0, b: no, c: null, d: 'off', f: ''}", "resume_args.e=OFF")
+    assert [note.partition(":")[0] for note in said] == ["args.pin, args.b, args.c, resume_args.e"]
+    assert notes(folder, "args=[--pin, false]") == []
+
+
 def test_package_in_a_folder_on_no_path_has_a_note(folder: Path) -> None:
     """A `src` layout needs PYTHONPATH, or an installation; the script's folder and the code's root need no setting."""
     for name in ("src/deep_mine", "pkg_at_root", "scripts/beside"):

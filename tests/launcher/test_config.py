@@ -159,13 +159,19 @@ def test_short_config_is_complete(load: Load) -> None:
         ("[--epochs, 10, --lr, 3e-4]", ("--epochs", "10", "--lr", "3e-4")),
         ("{epochs: 10, lr: 3e-4}", ("--epochs", "10", "--lr", "3e-4")),
         ("{flag: true, off: false, none: null}", ("--flag",)),
+        ("{a: False, b: FALSE, c: no, d: No, e: off, f: OFF, k: 0}", ("--k", "0")),
+        (
+            "{a: 'no', b: \"off\", c: 'false', d: [no, off]}",
+            ("--a", "no", "--b", "off", "--c", "false", "--d", "no", "off"),
+        ),
         ("{x: [1, 2.50], -v: true}", ("--x", "1", "2.50", "-v")),
-        ("{name: 'a b', yes: no}", ("--name", "a b", "--yes", "no")),
+        ("{name: 'a b', no: yes}", ("--name", "a b", "--no", "yes")),
     ],
 )
 def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
-    """Arguments are a list, or a mapping of options, and numbers keep their spelling."""
-    assert load(script(f"args: {args}")).args == argv
+    """Arguments are a list, or a mapping of options; numbers keep their spelling, and false has no second meaning."""
+    job = load(script(f"args: {args}\nresume_args: {args}"))
+    assert (job.args, job.resume_args) == (argv, argv)
 
 
 def test_args_as_text_are_split_like_a_shell(load: Load) -> None:
