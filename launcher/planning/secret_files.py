@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.notices.receivers import RECEIVERS
@@ -21,6 +21,7 @@ from ..errors import Fault, Place
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
+    from ..config.yamlfile import KeyPath
 
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
@@ -52,7 +53,17 @@ _COPY = re.compile(r"(~|\.(bak|backup|old|orig|save|swp|copy))+$")
 _HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|md)|(example|sample|template)\.env")
 
 
-# A kind of secret, a fixed part of its text, and its regular expression.
+_PASSWORD = "a password in an address"
+# A password of an example is no secret (`postgres://user:password@localhost/test`), and no reference to a variable.
+_RANDOM = r"(?!(?i:%\(|[\w.-]*(?:pass|secret|token|changeme|user|postgres)))([^\s/@:'\"<>${}\\]{9,200})"
+# In a requirements file and in the config each password of an address counts.
+_ANY_PASSWORD = re.compile(rb"://[^\s/:@'\"<>]{0,100}:([^\s/@'\"<>${}\\]{3,200})@")
+_OF_PIP = re.compile(
+    r"(.*/)?([^/]*(requirements|constraints)[^/]*\.(txt|in)|requirements/.*\.(txt|in)|pyproject\.toml)"
+)
+_SIGNATURES = {"sig": r"[\w%+/=-]{43,}", "X-Amz-Signature": "[0-9a-f]{64}", "X-Goog-Signature": "[0-9a-fA-F]{64,}"}
+
+# A kind of secret, a fixed part of its text, and its regular expression; a group is the secret in the match.
 _SHAPES = [
     (kind, mark.encode(), pattern.encode())
     for kind, mark, pattern in (
@@ -80,6 +91,14 @@ _SHAPES = [
         ("a SendGrid key", "SG.", r"SG\.[\w-]{20,24}\.[\w-]{39,50}(?![\w-])"),
         ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
         ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
+        (_PASSWORD, "://", rf"://[^\s/:@'\"<>]{{0,100}}:{_RANDOM}@(?!localhost|127\.)[\w.\[]"),
+        ("a token in an address", "://", r"://([\w-]{20,200})@(?![\w.-]*sentry)[\w-]+\."),
+        *(("a signature in an address", f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
+        *(
+            ("a token in an address", f"{sign}{name}=", rf"[{sign}]{name}=([\w.~%+/-]{{20,}})")
+            for sign in "?&"
+            for name in ("token", "access_token", "private_token", "api_key", "apikey")
+        ),
         ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
     )
 ]
@@ -140,42 +159,62 @@ class Secrets:
     def _search(self) -> None:
         """Search all at once for the fixed parts of tokens, which few texts have."""
         together = b"\n".join(data for _, data in self._waiting)
-        if any(mark in together for _, mark, _ in _SHAPES):
+        if shapes := [shape for shape in _SHAPES if shape[1] in together]:
             for name, data in self._waiting:
-                if faults := list(_tokens(name, data)):
+                if faults := list(_tokens(name, data, shapes)):
                     self._found[name] = faults
         self._waiting, self._bytes = [], 0
 
 
 def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
-    """Yield a warning with file and line for each secret value under `env`, `args` or `resume_args`."""
+    """Yield a warning with file and line for each secret value in the config; `notify` has its own rules."""
     from ..config import schemafaults, yamlfile
 
     root = None
-    if config.env or config.args or config.resume_args:
-        with suppress(OSError, UnicodeDecodeError):
-            root = yamlfile.parse(foreign.read(file).decode("utf-8-sig"), os.fspath(file), os.environ).root
-    for key, values in (("env", config.env), ("args", config.args), ("resume_args", config.resume_args)):
+    with suppress(OSError, UnicodeDecodeError):
+        root = yamlfile.parse(foreign.read(file).decode("utf-8-sig"), os.fspath(file), os.environ).root
+    for key, values in config.model_dump(mode="json", exclude_defaults=True, exclude={"notify", "secrets"}).items():
         # The config holds arguments as a list, the file perhaps as a mapping or text: find an argument by its text.
-        is_env = key == "env"
+        by_text = key in ("args", "resume_args")
         leaves = yamlfile.scalars(yamlfile.find(root, (key,)) if root is not None else None, (key,))
-        written = {(path[-1] if is_env else "", leaf.text): (path, leaf) for path, leaf in leaves}
-        for step, value in values.items() if isinstance(values, dict) else enumerate(values or ()):
-            place, node = written.get((step if is_env else "", str(value)), ((key, step), None))
-            variables = [*(_REFERENCE.findall(node.shown) if node else ()), *([str(step)] if is_env and value else ())]
-            variable = next(filter(secret_name, variables), None)
-            kind = token_in(str(value))
+        written = {(leaf.text if by_text else path, leaf.text): (path, leaf) for path, leaf in leaves}
+        for path, value in _leaves(values, (key,)):
+            place, node = written.get((value if by_text else path, value), (path, None))
+            step = path[-1]
+            variables = [*(_REFERENCE.findall(node.shown) if node else ()), *([step] if key == "env" and value else ())]
+            variable = next(filter(secret_name, map(str, variables)), None)
+            kind = token_in(value)
             if variable is not None or kind is not None:
-                name = step if is_env else variable or "NAME"
+                name = step if key == "env" else variable or "NAME"
                 where = f"{node.place}, {schemafaults.dotted(place)}" if node else schemafaults.dotted(place)
                 what = f"holds {kind}, and is" if kind else "looks secret, and is"
-                reads = "" if is_env else "; the script reads the variable"
-                yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
+                yield f"{where} {what} sent and stored in clear: {_cure(key, str(name))}"
+
+
+def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Yield the texts in dumped data, with their paths."""
+    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for step, member in steps:
+        yield from _leaves(member, (*path, step))
+    if isinstance(value, str):
+        yield path, value
+
+
+def _cure(key: str, name: str) -> str:
+    carries = f"write `secrets: [{name}]` and export {name}"
+    if key in ("env", "args", "resume_args"):
+        return carries + "; the script reads the variable" * (key != "env")
+    if key == "setup":
+        return f"{carries}; the command reads `${name}`"
+    return (
+        f"take it out: the job's role or identity opens the place, or {carries}, and the job's code reads the variable"
+    )
 
 
 def token_in(text: str) -> str | None:
     """Return the kind of the first secret in the text (`a GitHub token`), or None."""
-    return next((name for name, _ in _found(text.encode(errors="replace"))), None)
+    data = text.encode(errors="replace")
+    return next((name for name, _ in _found(data)), _PASSWORD if _ANY_PASSWORD.search(data) else None)
 
 
 def secret_name(variable: str) -> bool:
@@ -194,16 +233,22 @@ def _looks_secret(path: str) -> bool:
     return _HARMLESS.fullmatch(name) is None and (name in _NAMES or _PATTERN.fullmatch(name) is not None)
 
 
-def _tokens(name: str, data: bytes) -> Iterator[Fault]:
-    for kind, start in _found(data) if b"\0" not in data[:4096] else ():
+def _tokens(name: str, data: bytes, shapes: Sequence[tuple[str, bytes, bytes]]) -> Iterator[Fault]:
+    is_of_pip = _OF_PIP.fullmatch(name) is not None
+    found = list(_found(data, shapes)) if b"\0" not in data[:4096] else []
+    if is_of_pip and not found and (password := _ANY_PASSWORD.search(data)):
+        found.append((_PASSWORD, password.start()))
+    for kind, start in found:
         line, column = data.count(b"\n", 0, start) + 1, start - data.rfind(b"\n", 0, start)
         hint = f"pass it through `secrets:` and read the variable, or exclude the file; {_permit(name)}"
+        if is_of_pip:
+            hint = f"write `${{NAME}}` in its place, which pip fills in, and `secrets: [NAME]`; {_permit(name)}"
         yield Fault(f"`{name}` holds {kind}", place=Place(name, line, column, ""), hint=hint)
 
 
-def _found(data: bytes) -> Iterator[tuple[str, int]]:
+def _found(data: bytes, shapes: Sequence[tuple[str, bytes, bytes]] = _SHAPES) -> Iterator[tuple[str, int]]:
     """Yield each kind of secret in the data, and the offset of the first match."""
-    for kind, mark, pattern in [shape for shape in _SHAPES if shape[1] in data]:
+    for kind, mark, pattern in [shape for shape in shapes if shape[1] in data]:
         if (start := _first(data, mark, pattern)) is not None:
             yield kind, start
 
@@ -211,9 +256,11 @@ def _found(data: bytes) -> Iterator[tuple[str, int]]:
 def _first(data: bytes, mark: bytes, pattern: bytes) -> int | None:
     at = data.find(mark)
     while at >= 0:
-        whole = re.compile(rb"(?<![\w+-])" + pattern)  # cached by re
+        is_inside = pattern.startswith((b"://", b"["))  # of an address
+        whole = re.compile((b"" if is_inside else rb"(?<![\w+-])") + pattern)  # cached by re
         for match in whole.finditer(data, max(0, at - _BEFORE), at + _AFTER):
-            if len(set(match[0].replace(mark, b""))) >= _FEWEST and not _PLACEHOLDER.search(match[0]):
+            secret = match[match.lastindex or 0]
+            if len(set(secret.replace(mark, b""))) >= _FEWEST and not _PLACEHOLDER.search(secret):
                 return match.start()
         at = data.find(mark, at + _STEP)
     return None

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import Cli
 
+from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import secret_files
 from doubles.signatures import MakeProject
@@ -110,9 +111,43 @@ def test_token_in_a_file_is_found_with_its_line_and_never_printed(
     assert secret_files.token_in(f"--key={secret}") == kind
 
 
+ADDRESSES = {
+    f"https://user:{drawn(16, string.ascii_lowercase)}@pypi.corp.example/simple": "a password in an address",
+    f"git+https://me:{drawn(20)}@git.corp.example/x.git": "a password in an address",
+    f"postgresql://svc:{drawn(12)}%40@db.corp/x": "a password in an address",
+    f"https://{drawn(52, UPPER.lower())}@pkgs.dev.azure.com/o/_packaging/f/pypi/simple": "a token in an address",
+    f"https://a.blob.core.windows.net/c/x?sv=2024&sig={drawn(43)}%3D": "a signature in an address",
+    f"https://b.s3.amazonaws.com/x?X-Amz-Signature={drawn(64, HEX)}": "a signature in an address",
+    f"https://host.corp/x?private_token={drawn(24)}": "a token in an address",
+}
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize("form", ["x = '{}'", "--extra-index-url {}", '{{"at": "{}", "b": 1}}'])
+def test_secret_in_an_address_is_found(address: str, form: str, faults: Callable[..., list[Fault]]) -> None:
+    """A password, a token in place of the user, a signature, in any shipped text."""
+    (fault,) = faults({"a/b.py": f"# see\n{form.format(address)}\n"})
+    assert (fault.message, fault.place and fault.place.line) == (f"`a/b.py` holds {ADDRESSES[address]}", 2)
+
+
+@pytest.mark.parametrize("file", ["requirements.txt", "sub/requirements-gpu.txt", "requirements/base.in"])
+def test_each_password_in_a_requirements_file_counts(file: str, faults: Callable[..., list[Fault]]) -> None:
+    """There a short password is no example, and the hint has the form that pip fills in."""
+    (fault,) = faults({file: "--index-url https://ci:pw1@pypi.corp/simple\n"})
+    assert "write `${NAME}` in its place, which pip fills in, and `secrets: [NAME]`" in fault.hint
+    assert (
+        faults({file: "--index-url https://ci:${PIP_TOKEN}@pypi.corp/simple\na @ git+ssh://git@github.com/a/a\n"}) == []
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "postgres://user:password@localhost/test, redis://:mypassword@redis:6379",
+        "f'postgresql://{user}:{word}@{host}', 'http://%(name)s:%(word)s@x', \"https://${USER}:${WORD_X}@x\"",
+        "url = https://files.pythonhosted.org/packages/ab/cd#sha256=0123 see a@b.example or http://localhost:8080/@x",
+        "jobs = client.get(f'{url}?token={token}&private_token=' + secret_of_environment)",
+        "https://0123456789abcdef0123456789abcdef@o12345.ingest.sentry.io/42",
         f"-----BEGIN {BLOCK}",
         f"-----BEGIN {BLOCK}\\n...\\n-----END {BLOCK}",
         "AKIAIOSFODNN7EXAMPLE",
@@ -197,6 +232,10 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
         ('env: {TOKEN: "${API_TOKEN}"}\n', "cloudtrain.yaml:3:14, env.TOKEN looks secret"),
         ("env: {DB_PASSWORD: open sesame}\n", "write `secrets: [DB_PASSWORD]` and export DB_PASSWORD"),
         ('args: [--key, "${API_TOKEN}"]\n', "cloudtrain.yaml:3:15, args.1 looks secret"),
+        ('setup: ["login ${API_TOKEN}"]\n', "cloudtrain.yaml:3:9, setup.0 looks secret"),
+        ('tags: {by: "${API_TOKEN}"}\n', "cloudtrain.yaml:3:12, tags.by looks secret"),
+        ("setup: [pip install -i https://a:pw1@corp.example/ x]\n", "setup.0 holds a password in an address"),
+        ("tags: {at: 'https://a:pw1@corp.example/'}\n", "cloudtrain.yaml:3:12, tags.at holds a password"),
     ],
 )
 def test_secret_in_clear_has_a_warning(cli: Cli, project: MakeProject, command: str, lines: str, said: str) -> None:
@@ -206,6 +245,29 @@ def test_secret_in_clear_has_a_warning(cli: Cli, project: MakeProject, command: 
     assert (done.code, said in out, "in clear" in out) == (0, True, True), out
     assert TOKEN not in done.stderr
     assert "s3cret-value" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "lines"),
+    [
+        ("inputs.x", "inputs: {{x: '{}'}}"),
+        ("outputs.x", "outputs: {{x: '{}'}}"),
+        ("checkpoint.uri", "checkpoint: {{uri: '{}'}}"),
+        ("sagemaker.raw.Tags.0.Value", "sagemaker: {{raw: {{Tags: [{{Value: '{}'}}]}}}}"),
+        ("setup.0", "setup: ['curl {}']"),
+    ],
+)
+@pytest.mark.parametrize("address", ["https://a:pw1@corp.example/", *ADDRESSES])
+def test_secret_in_an_address_of_the_config_has_a_warning(tmp_path: Path, address: str, key: str, lines: str) -> None:
+    """Each key that goes into a request; the warning has the place, and no part of the secret."""
+    file = tmp_path / "cloudtrain.yaml"
+    file.write_text(f"name: a\nscript: a.py\n{lines.format(address)}\n")
+    (tmp_path / "a.py").write_text("")
+    (warning,) = secret_files.notes_of(configs.load(file), file)
+    kind = ADDRESSES.get(address, "a password in an address")
+    assert "cloudtrain.yaml:3:" in warning
+    assert f", {key} holds {kind}, and is sent and stored in clear" in warning
+    assert address[8:30] not in warning
 
 
 @pytest.mark.parametrize(
