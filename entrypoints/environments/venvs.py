@@ -400,6 +400,7 @@ def _local(name: str, folder: Path, line: str) -> Path:
     found = (folder / path).resolve()
     if not found.exists():
         hint = "a relative path starts at the folder of the file that `requirements` names; is it excluded?"
+        hint = hint if "\\" not in name else "a path has slashes on the nodes"
         if path.is_absolute():
             hint = (
                 "a path of the machine that wrote the file: write `NAME==VERSION` (`pip list --format=freeze` prints "

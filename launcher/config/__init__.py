@@ -279,6 +279,8 @@ def _text(path: Path) -> str:
 
 
 def _missing_file_hint(path: Path) -> str:
+    if hint := schemafaults.slashed(str(path)):
+        return hint
     folder = path.parent
     names = sorted(file.name for file in folder.glob("*.y*ml")) if folder.is_dir() else []
     if close := get_close_matches(path.name, names, 1):

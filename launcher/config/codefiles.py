@@ -24,7 +24,7 @@ from ..backend_table import traits
 from ..errors import Fault, Place
 from . import accelerate
 from .schema import JobConfig, blocks_of
-from .schemafaults import named, quoted
+from .schemafaults import named, quoted, slashed
 from .yamlfile import YamlNode, given
 
 # The functions that a task file must define, with the arguments that the trainer passes to each function.
@@ -46,6 +46,7 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     code_dir = folder / (node.value if node and isinstance(node.value, str) else ".")
     if node and isinstance(node.value, str) and kind_of(code_dir) != "folder":
         hint = "a path is relative to the config file" if not kind_of(code_dir) else "it is a file"
+        hint = slashed(node.value) or hint
         return [] if node.broken else [Fault(f"no folder `{named(node)}`", "code.dir", node.place, hint)]
     of_blocks = (f"{name}.{key}" for name in blocks_of(root.value) for key in traits(name).code_files)
     keys = ("task", "script", "requirements", accelerate.KEY, *of_blocks)
@@ -56,6 +57,7 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     start = code_dir / node.value
     if not start.resolve().is_relative_to(code_dir.resolve()) or kind_of(start) != "folder":
         hint = "the folder in which the ranks start is one of the shipped code, and relative to `code.dir`"
+        hint = slashed(node.value) or hint
         return [*faults, Fault(f"no folder `{named(node)}` in the code", "distributed.workdir", node.place, hint)]
     return [*faults, *_module_faults(root, start)]
 
@@ -116,6 +118,8 @@ def kind_of(path: Path) -> str:
 
 
 def _missing_hint(node: YamlNode, key: str, folder: Path, code_dir: Path) -> str:
+    if hint := slashed(node.value):
+        return hint
     wanted = folder / node.value
     if code_dir != folder and kind_of(wanted) == "file" and wanted.is_relative_to(code_dir):
         return f"a path is relative to `code.dir`: write `{wanted.relative_to(code_dir).as_posix()}`"
@@ -155,8 +159,8 @@ def _module_faults(root: YamlNode, code_dir: Path) -> Iterator[Fault]:
     if node is None:
         return
     name, parts = node.value, node.value.split(".")
-    if "/" in name or not all(parts) or parts[-1] == "py":
-        path = PurePath(*re.split("[./]", name.removesuffix(".py")))
+    if "/" in name or "\\" in name or not all(parts) or parts[-1] == "py":
+        path = PurePath(*re.split(r"[./\\]", name.removesuffix(".py")))
         hint = f"write `script: {path}.py`, or `module: {'.'.join(path.parts)}`" if all(parts) else "as in `pkg.train`"
         yield Fault(f"`{named(node)}` is not a valid module name", "module", node.place, hint)
         return
@@ -192,17 +196,13 @@ def is_in_code(code_dir: Path, name: str) -> bool:
 
 
 def is_installed(name: str, apart_from: Path | None = None) -> bool:
-    """Return whether this Python has the top-level module; nothing is imported. A bare folder does not count.
-
-    `apart_from`: a folder whose modules do not count, because an editable installation here is none on the nodes.
-    """
+    """Return whether this Python has the top-level module, not below `apart_from`; a bare folder does not count."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    if spec is None or spec.origin is None:
-        return False
-    return apart_from is None or not Path(spec.origin).resolve().is_relative_to(apart_from.resolve())
+    origin = spec.origin if spec is not None else None
+    return origin is not None and not (apart_from and Path(origin).resolve().is_relative_to(apart_from.resolve()))
 
 
 def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:

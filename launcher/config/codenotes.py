@@ -30,6 +30,9 @@ _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|chec
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
+# A file that a command runs itself, or gives to a shell; the first line of a shell script.
+_RUN = re.compile(r"(?:^\s*|[;&|(]\s*)(?:(?:source|\.|(?:ba|z|k|da)?sh)\s+(?:-\S+\s+)*)?([\w./\\-]+)")
+_SHELL = re.compile(r"#!.*sh\b")
 _IMPORTED = re.compile(r"^(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.DOTALL)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
@@ -53,6 +56,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
     several = ranks > 1 or config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     yield from _submodules(folder)
     yield from _packages(config, folder)
+    yield from _windows(config, folder)
     if config._left_out:
         names = ", ".join(config._left_out)
         yield (
@@ -132,6 +136,16 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
         )
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
+    """Yield a note for each file that `setup` runs and bash misreads; the packing notes the scripts that it knows."""
+    for name in dict.fromkeys(name for line in config.setup for name in _RUN.findall(line)):
+        plain = name.replace("\\", "/")
+        if plain != name and kind_of(folder / plain) == "file":
+            yield f"setup: bash drops the backslashes of `{name}`: write `{plain}`"
+        elif "\r\n" in (text := _text(folder / name)) and not (name.endswith((".sh", ".bash")) or _SHELL.match(text)):
+            yield f"setup: {name} has Windows line ends (CRLF), and fails on a node: sed -i 's/\\r$//' {name}"
 
 
 def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:

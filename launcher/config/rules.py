@@ -17,7 +17,7 @@ from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from . import foreign_keys, rules_sweep, schema
-from .schemafaults import between, both, dotted, either, named
+from .schemafaults import between, both, dotted, either, named, slashed
 from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
 _SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
@@ -30,6 +30,16 @@ _IN_A_TASK = {  # what a task has in place of a script's key
     "args": "a task takes its settings from `params`",
     "distributed.workdir": "a task has the code folder as its working directory: leave the key out",
 }
+_PATHS = (
+    "keep",
+    "inputs",
+    "outputs",
+    "init_from",
+    "init_from.path",
+    "code.exclude",
+    "checkpoint.uri",
+    "checkpoint.mirror",
+)
 _LAUNCHERS = (
     "torch.distributed.run",
     "torch.distributed.launch",
@@ -52,6 +62,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_numbers(root),
         *_contradictions(root),
         *_mirror(root),
+        *_backslashes(root),
         *_notify(root),
         *_launchers(root),
         *_environment(root),
@@ -194,6 +205,15 @@ def _contradictions(root: YamlNode) -> Iterator[Fault]:
     for refusal in contradictions.of(root.data()):
         paths = [tuple(key.split(".")) for key in refusal.keys]
         yield between(root, refusal.message, refusal.cure, *(path for path in paths if given(root, *path)))
+
+
+def _backslashes(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for each path of Windows in a key whose path is read on a node, or is a pattern."""
+    for path in (tuple(key.split(".")) for key in _PATHS):
+        for place, node in scalars(find(root, path), path):
+            is_path = isinstance(node.value, str) and not node.broken and (place == path or path != ("init_from",))
+            if is_path and (hint := slashed(node.value)):
+                yield Fault(f"`{named(node)}` is a path of Windows", dotted(place), node.place, hint)
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:

@@ -33,6 +33,9 @@ _WANTED = {
     "model_type": "a mapping of keys",
     "model_attributes_type": "a mapping of keys",
 }
+# A drive, `.\data`, or a name below a folder.
+_OF_WINDOWS = re.compile(r"^[A-Za-z]:[\\/]|^\.{1,2}\\|[\w.*-]\\[\w.*]")
+_DRIVE = re.compile(r"^([A-Za-z]):[\\/]")
 
 
 def faults_of(exc: ValidationError, root: YamlNode) -> Iterator[Fault]:
@@ -58,6 +61,14 @@ def named(node: YamlNode) -> str:
     """Return a text value for a message, cut to 60 characters; a value from a secret variable as `${NAME}`."""
     text = node.shown or str(node.value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+
+
+def slashed(text: str) -> str:
+    """Return a hint for a path with the backslashes of Windows; an empty text for any other path."""
+    if not _OF_WINDOWS.search(text):
+        return ""
+    drive = _DRIVE.sub(lambda match: f"/mnt/{match[1].lower()}/", text.replace("\\", "/"))
+    return f"a path has slashes here: write `{drive}`" + ", the drive's folder under WSL" * bool(_DRIVE.match(text))
 
 
 def found(node: YamlNode | None) -> str:

@@ -39,7 +39,8 @@ from .shipped import MB, collect
 # gzip restarts at a file of PIECE bytes, after each PIECE bytes of a file, and at 1 of ONE_IN smaller files. The
 # restarts cost 0.3 % in size, 1 % for small files; at every small file the cost would be 4 to 20 %.
 PIECE, ONE_IN = 1 << 20, 64
-_SHELL = re.compile(rb"#!.*sh\b")
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")  # of UTF-8 and UTF-16
+_SHELL = re.compile(rb"(\xef\xbb\xbf)?#!.*sh\b")
 LEVEL = 4  # of gzip: half the processor time of level 6, for 5 % more bytes
 
 
@@ -151,9 +152,12 @@ class _Code(NamedTuple):
         self.secrets.look(name, beginning)
         if beginning.startswith(b"version https://git-lfs"):
             self.doubtful.setdefault("a pointer of Git LFS, not the file itself: git lfs pull", []).append(name)
-        line = beginning[: beginning.find(b"\n") + 1]
-        if line.endswith(b"\r\n") and (name.endswith(".sh") or _SHELL.match(line)):
+        is_shell = name.endswith((".sh", ".bash")) or _SHELL.match(beginning) is not None
+        if is_shell and b"\r\n" in beginning:
             why = "a shell script with Windows line ends (CRLF), which fails on a node: sed -i 's/\\r$//' FILE"
+            self.doubtful.setdefault(why, []).append(name)
+        if is_shell and beginning.startswith(_MARKS):
+            why = "a shell script with the mark of a Windows editor (BOM), which fails on a node: save it as UTF-8"
             self.doubtful.setdefault(why, []).append(name)
 
 

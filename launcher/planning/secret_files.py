@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.notices.receivers import RECEIVERS
@@ -21,7 +21,6 @@ from ..errors import Fault, Place
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
-    from ..config.yamlfile import KeyPath
 
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
@@ -58,9 +57,7 @@ _PASSWORD = "a password in an address"
 _RANDOM = r"(?!(?i:%\(|[\w.-]*(?:pass|secret|token|changeme|user|postgres)))([^\s/@:'\"<>${}\\]{9,200})"
 # In a requirements file and in the config each password of an address counts.
 _ANY_PASSWORD = re.compile(rb"://[^\s/:@'\"<>]{0,100}:([^\s/@'\"<>${}\\]{3,200})@")
-_OF_PIP = re.compile(
-    r"(.*/)?([^/]*(requirements|constraints)[^/]*\.(txt|in)|requirements/.*\.(txt|in)|pyproject\.toml)"
-)
+_OF_PIP = re.compile(r".*(requirements|constraints).*\.(txt|in)|(.*/)?pyproject\.toml")
 _SIGNATURES = {"sig": r"[\w%+/=-]{43,}", "X-Amz-Signature": "[0-9a-f]{64}", "X-Goog-Signature": "[0-9a-fA-F]{64,}"}
 
 # A kind of secret, a fixed part of its text, and its regular expression; a group is the secret in the match.
@@ -95,9 +92,8 @@ _SHAPES = [
         ("a token in an address", "://", r"://([\w-]{20,200})@(?![\w.-]*sentry)[\w-]+\."),
         *(("a signature in an address", f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
         *(
-            ("a token in an address", f"{sign}{name}=", rf"[{sign}]{name}=([\w.~%+/-]{{20,}})")
-            for sign in "?&"
-            for name in ("token", "access_token", "private_token", "api_key", "apikey")
+            ("a token in an address", f"{name}=", rf"[?&]\w{{0,20}}{name}=([\w.~%+/-]{{20,}})")
+            for name in ("token", "api_key", "apikey")
         ),
         ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
     )
@@ -111,6 +107,14 @@ _SECRET_VARIABLE = re.compile(
     r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
     re.IGNORECASE,
 )
+
+
+_BY_ROLE = "; the job's code reads the variable. An address needs no secret where the job's role or identity has access"
+_READERS = {
+    "env": "",
+    "setup": "; the command reads the variable, as `$NAME`",
+    **dict.fromkeys(("args", "resume_args"), "; the script reads the variable"),
+}
 
 
 class Secrets:
@@ -178,37 +182,18 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
         by_text = key in ("args", "resume_args")
         leaves = yamlfile.scalars(yamlfile.find(root, (key,)) if root is not None else None, (key,))
         written = {(leaf.text if by_text else path, leaf.text): (path, leaf) for path, leaf in leaves}
-        for path, value in _leaves(values, (key,)):
+        for path, leaf in yamlfile.scalars(yamlfile.from_data(values, Place("", 0, 0, "")), (key,)):
+            value, step = leaf.text, str(path[-1])
             place, node = written.get((value if by_text else path, value), (path, None))
-            step = path[-1]
             variables = [*(_REFERENCE.findall(node.shown) if node else ()), *([step] if key == "env" and value else ())]
-            variable = next(filter(secret_name, map(str, variables)), None)
+            variable = next(filter(secret_name, variables), None)
             kind = token_in(value)
             if variable is not None or kind is not None:
                 name = step if key == "env" else variable or "NAME"
                 where = f"{node.place}, {schemafaults.dotted(place)}" if node else schemafaults.dotted(place)
                 what = f"holds {kind}, and is" if kind else "looks secret, and is"
-                yield f"{where} {what} sent and stored in clear: {_cure(key, str(name))}"
-
-
-def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the texts in dumped data, with their paths."""
-    steps = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for step, member in steps:
-        yield from _leaves(member, (*path, step))
-    if isinstance(value, str):
-        yield path, value
-
-
-def _cure(key: str, name: str) -> str:
-    carries = f"write `secrets: [{name}]` and export {name}"
-    if key in ("env", "args", "resume_args"):
-        return carries + "; the script reads the variable" * (key != "env")
-    if key == "setup":
-        return f"{carries}; the command reads `${name}`"
-    return (
-        f"take it out: the job's role or identity opens the place, or {carries}, and the job's code reads the variable"
-    )
+                reads = _READERS.get(key, _BY_ROLE)
+                yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
 
 
 def token_in(text: str) -> str | None:

@@ -62,6 +62,27 @@ def test_unused_requirements_of_a_script_have_a_note(folder: Path) -> None:
     assert notes(folder, "script=examples/train.py")[0].endswith("set `requirements: examples/requirements.txt`")
 
 
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("bash install", "setup: install has Windows line ends (CRLF), and fails on a node: sed -i 's/\\r$//' install"),
+        ("set -e; . ./install", "setup: ./install has Windows line ends"),
+        ("bash -e tools\\mend", "setup: bash drops the backslashes of `tools\\mend`: write `tools/mend`"),
+        ("tools\\mend", "setup: bash drops the backslashes"),
+        ("tools/mend && pip list", ""),
+        ("python install", ""),
+        ("bash install.sh", ""),
+    ],
+)
+def test_habits_of_windows_in_setup_have_a_note(folder: Path, command: str, said: str) -> None:
+    """A file that bash reads with CRLF, and a path with backslashes; scripts by name have the note of the packing."""
+    (folder / "tools").mkdir()
+    for name, end in (("install", "\r\n"), ("install.sh", "\r\n"), ("tools/mend", "\n")):
+        (folder / name).write_bytes(f"echo{end}".encode())
+    found = list(notes_of(configs.load(folder / "cloudtrain.yaml", overrides=[f"setup=['{command}']"]), folder))
+    assert [note[: len(said)] for note in found] == [said] * bool(said)
+
+
 def test_options_left_out_have_a_note(folder: Path) -> None:
     """An option that is on by default stays on: the note names all that the config leaves out."""
     said = notes(folder, "args={pin: false, lr: 0, b: no, c: null, d: 'off', f: ''}", "resume_args.e=OFF")

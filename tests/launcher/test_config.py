@@ -772,3 +772,29 @@ def test_cloud_machine_needs_a_price_above_zero(load: Load, backend: str, price:
     assert found.key == f"{backend}.price_per_hour"
     assert "a price above 0" in found.message
     assert load(script("local: {price_per_hour: 0 USD}")).local.price_per_hour == 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "key", "write"),
+    [
+        ("script: src\\train.py", "script", "src/train.py"),
+        ("script: .\\train.py", "script", "./train.py"),
+        ("module: src\\train", "module", "script: src/train.py"),
+        ("task: C:\\work\\task.py", "task", "/mnt/c/work/task.py"),
+        ("script: a.py\ncode: {dir: ..\\src}", "code.dir", "../src"),
+        ("script: a.py\ncode: {exclude: ['data\\raw']}", "code.exclude.0", "data/raw"),
+        ("script: a.py\nrequirements: req\\base.txt", "requirements", "req/base.txt"),
+        ("script: a.py\ndistributed: {workdir: src\\sub}", "distributed.workdir", "src/sub"),
+        ("script: a.py\nkeep: ['out\\*.pt']", "keep.0", "out/*.pt"),
+        ("script: a.py\ninputs: {train: .\\data}", "inputs.train", "./data"),
+        ("script: a.py\ninputs: {train: 'D:\\data\\x'}", "inputs.train", "/mnt/d/data/x"),
+        ("script: a.py\noutputs: {m: 's3://b\\m'}", "outputs.m", "s3://b/m"),
+        ("script: a.py\ncheckpoint: {uri: ckpt\\a}", "checkpoint.uri", "ckpt/a"),
+        ("script: a.py\ninit_from: old\\model", "init_from", "old/model"),
+        ("script: a.py\ninit_from: {path: .\\old}", "init_from.path", "./old"),
+    ],
+)
+def test_path_of_windows_is_refused_with_slashes(load: Load, lines: str, key: str, write: str) -> None:
+    """Each path and pattern of the config; the hint has the path to write."""
+    (fault,) = [fault for fault in faults(load, f"name: a\n{lines}\n") if fault.key == key]
+    assert f"`{write}`" in fault.hint, fault

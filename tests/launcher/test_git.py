@@ -325,12 +325,16 @@ def test_parts_of_a_repository_and_repositories_inside_have_their_own_rules(tmp_
         ("w.pt", b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "code: w.pt: a pointer of Git LFS"),
         ("install.sh", b"set -e\r\npip install x\r\n", "code: install.sh: a shell script with Windows line ends"),
         ("run", b"#!/usr/bin/env bash\r\n", "code: run: a shell script with Windows line ends"),
+        ("run", b"#!/bin/sh\necho\r\n", "code: run: a shell script with Windows line ends"),
+        ("setup.bash", b"echo\r\n", "code: setup.bash: a shell script with Windows line ends"),
+        ("run", b"\xef\xbb\xbf#!/bin/sh\n", "code: run: a shell script with the mark of a Windows editor"),
+        ("a.sh", "echo\n".encode("utf-16"), "code: a.sh: a shell script with the mark of a Windows editor"),
         ("a.py", b"import os\r\n", ""),
         ("b.sh", b"echo\n", ""),
     ],
 )
 def test_file_that_is_no_use_on_a_node_is_noted(tmp_path: Path, name: str, data: bytes, words: str) -> None:
-    """Pointers of Git LFS, and shell scripts with CRLF; the file is shipped as it is."""
+    """Pointers of Git LFS, and shell scripts with CRLF or a mark; the file is shipped as it is."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / name).write_bytes(data)
     made = pack(tmp_path / "code", [], 10**6, tmp_path / "bundles")
