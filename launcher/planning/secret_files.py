@@ -52,11 +52,15 @@ _COPY = re.compile(r"(~|\.(bak|backup|old|orig|save|swp|copy))+$")
 _HARMLESS = re.compile(r".*\.(example|sample|template|tmpl|dist|defaults|pub|py|md)|(example|sample|template)\.env")
 
 
-_PASSWORD = "a password in an address"
+_PASSWORD, _SIGNATURE, _TOKEN = (f"a {kind} in an address" for kind in ("password", "signature", "token"))
 # A password of an example is no secret (`postgres://user:password@localhost/test`), and no reference to a variable.
 _RANDOM = r"(?!(?i:%\(|[\w.-]*(?:pass|secret|token|changeme|user|postgres)))([^\s/@:'\"<>${}\\]{9,200})"
-# In a requirements file and in the config each password of an address counts.
-_ANY_PASSWORD = re.compile(rb"://[^\s/:@'\"<>]{0,100}:([^\s/@'\"<>${}\\]{3,200})@")
+# In a requirements file and in the config each secret of an address counts, also a short one or an example's.
+_ANY = (
+    (_PASSWORD, re.compile(rb"://[^\s/:@'\"<>]{0,100}:[^\s/@'\"<>${}\\]{3,200}@")),
+    (_SIGNATURE, re.compile(rb"[?&](?:sig|X-(?:Amz|Goog)-Signature)=[^\s&'\"<>${}]{6,}")),
+    (_TOKEN, re.compile(rb"[?&]\w{0,20}(?:token|api_?key|password)=[^\s&'\"<>${}]{6,}", re.IGNORECASE)),
+)
 _OF_PIP = re.compile(r".*(requirements|constraints).*\.(txt|in)|(.*/)?pyproject\.toml")
 _SIGNATURES = {"sig": r"[\w%+/=-]{43,}", "X-Amz-Signature": "[0-9a-f]{64}", "X-Goog-Signature": "[0-9a-fA-F]{64,}"}
 
@@ -89,10 +93,10 @@ _SHAPES = [
         ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
         ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
         (_PASSWORD, "://", rf"://[^\s/:@'\"<>]{{0,100}}:{_RANDOM}@(?!localhost|127\.)[\w.\[]"),
-        ("a token in an address", "://", r"://([\w-]{20,200})@(?![\w.-]*sentry)[\w-]+\."),
-        *(("a signature in an address", f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
+        (_TOKEN, "://", r"://([\w-]{20,200})@(?![\w.-]*sentry)[\w-]+\."),
+        *((_SIGNATURE, f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
         *(
-            ("a token in an address", f"{name}=", rf"[?&]\w{{0,20}}{name}=([\w.~%+/-]{{20,}})")
+            (_TOKEN, f"{name}=", rf"[?&]\w{{0,20}}{name}=([\w.~%+/-]{{20,}})")
             for name in ("token", "api_key", "apikey")
         ),
         ("an age key", "AGE-SECRET-KEY-1", r"AGE-SECRET-KEY-1[QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L]{58}"),
@@ -199,7 +203,11 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
 def token_in(text: str) -> str | None:
     """Return the kind of the first secret in the text (`a GitHub token`), or None."""
     data = text.encode(errors="replace")
-    return next((name for name, _ in _found(data)), _PASSWORD if _ANY_PASSWORD.search(data) else None)
+    return next((name for name, _ in (*_found(data), *_any(data))), None)
+
+
+def _any(data: bytes) -> Iterator[tuple[str, int]]:
+    yield from ((kind, match.start()) for kind, pattern in _ANY if (match := pattern.search(data)))
 
 
 def secret_name(variable: str) -> bool:
@@ -221,9 +229,7 @@ def _looks_secret(path: str) -> bool:
 def _tokens(name: str, data: bytes, shapes: Sequence[tuple[str, bytes, bytes]]) -> Iterator[Fault]:
     is_of_pip = _OF_PIP.fullmatch(name) is not None
     found = list(_found(data, shapes)) if b"\0" not in data[:4096] else []
-    if is_of_pip and not found and (password := _ANY_PASSWORD.search(data)):
-        found.append((_PASSWORD, password.start()))
-    for kind, start in found:
+    for kind, start in found or (_any(data) if is_of_pip else ()):
         line, column = data.count(b"\n", 0, start) + 1, start - data.rfind(b"\n", 0, start)
         hint = f"pass it through `secrets:` and read the variable, or exclude the file; {_permit(name)}"
         if is_of_pip:
