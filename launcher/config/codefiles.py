@@ -310,9 +310,8 @@ def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
         name = os.path.normpath(start / value)
         is_kept = any(PurePath(value).is_relative_to(kept) for kept in config.keep)  # the job itself writes the file
         is_read = not (is_kept or _WRITTEN.search(option or before) or name.startswith(("..", "/")))
-        if is_read and (
-            kind_of(folder / name) == "file" or (_READ.search(option or before) and kind_of(folder / name))
-        ):
+        kind = kind_of(folder / name)
+        if is_read and (kind == "file" or (kind and _READ.search(option or before))):
             yield "args", name
         before = value
     for key, wanted in lists_of_packages(config):
