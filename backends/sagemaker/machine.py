@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.text import addresses
 
 from ..cloud import machine_of_type, machine_with
 
@@ -102,6 +103,8 @@ def place_of(config: JobConfig) -> S3Location:
     if faults or region is None or account is None:
         raise ConfigError(faults)
     bucket = (block.bucket or f"sagemaker-{region}-{account}").removeprefix("s3://").strip("/")
+    if wrong := addresses.bucket_fault(bucket.partition("/")[0], "s3"):
+        raise ConfigError(wrong[0], key="sagemaker.bucket", hint=wrong[1])
     return S3Location(region, str(block.role), bucket, f"s3://{bucket}/{block.prefix.strip('/')}".rstrip("/"))
 
 

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.text import addresses
 
 from . import machine_types
 
@@ -36,7 +36,7 @@ _TYPE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+")
 _LOCATION = re.compile(r"[a-z]+-[a-z]+\d+")
 _PREFIX = re.compile(r"[A-Za-z0-9._/-]*")
-_BUCKET = re.compile(STORES["gs"].bucket)
+_BUCKET = addresses.NAMES["gs"]
 
 
 @dataclass(frozen=True)
@@ -198,14 +198,18 @@ def place_of(config: JobConfig, environ: Mapping[str, str] = os.environ) -> Vert
 def _meant(key: str, value: str, pattern: re.Pattern[str], example: str) -> str:
     """Return how to fix the value: a zone or a spelling like AWS's as the region, or a folder after the bucket."""
     folder = value.partition("/")[2]
-    if key == "staging_bucket" and "://" in value:
-        return f"a bucket of Cloud Storage, as in {example}"
+    if key == "staging_bucket" and ("://" in value or value.startswith("arn:")):
+        near = addresses.meant(value)
+        hint = f"did you mean `{near}`?" if near.startswith("gs://") else f"as in {example}"
+        return f"a bucket of Cloud Storage, {hint}"
     if key == "staging_bucket" and folder:
         return f"only the bucket; the folder as `prefix: {folder}`"
     plain = value.lower()
     plain = plain[:-2] if re.search(r"\d-[a-z]$", plain) else plain
     plain = re.sub(r"-(\d+)$", r"\1", plain) if key == "location" else plain
-    return f"did you mean `{plain}`?" if plain != value and pattern.fullmatch(plain) else f"as in {example}"
+    if plain != value and pattern.fullmatch(plain):
+        return f"did you mean `{plain}`?"
+    return f"{addresses.RULES['gs']}, as in {example}" if key == "staging_bucket" else f"as in {example}"
 
 
 def _endpoint_faults(endpoints: Mapping[str, str]) -> Iterator[Fault]:

@@ -27,7 +27,6 @@ from cloudtrain.entrypoints.contract import (
     SecretManagerSecrets,
     SyncedFolder,
 )
-from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import Fault, refuse, require_all
@@ -36,6 +35,7 @@ from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import unsupported
@@ -61,7 +61,6 @@ PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job,
 _PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
 _PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
-_GS = re.compile(f"gs://{STORES['gs'].bucket}(/.*)?")
 _TRAINER_NEEDS = (2, 7)  # of PyTorch
 
 # Fields that `raw` must not change, and the config's key for each field.
@@ -354,10 +353,11 @@ def _impossible(config: JobConfig, choice: MachineChoice) -> Iterator[Fault]:
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
-        if uri is not None and not _GS.fullmatch(uri):
-            is_here = "://" not in uri and key.startswith("inputs.")
-            hint = "as in gs://BUCKET/PREFIX" + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")
-            yield Fault(f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere", key=key, hint=hint)
+        if uri is not None and (wrong := addresses.in_bucket(uri, "gs")):
+            is_here = not wrong[0] and "://" not in uri and key.startswith("inputs.")
+            hint = wrong[1] + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")
+            elsewhere = f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere"
+            yield Fault(wrong[0] or elsewhere, key=key, hint=hint)
     mirror = config.checkpoint.mirror
     if mirror is not None and ("://" not in mirror or mirror.startswith("file:")):
         hint = "name a place such as gs://BUCKET/PREFIX, or leave it out: checkpoints go to the bucket anyway"

@@ -16,11 +16,11 @@ from cloudtrain.entrypoints.stores import STORES, forms
 from ..backend_table import BUILT_IN, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
+from ..text import addresses
 from . import foreign_keys, rules_sweep, schema
 from .schemafaults import between, both, dotted, either, named, slashed
 from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
-_SERVICE = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 _RUNNABLES = ("task", "script", "module")
 _OF_SCRIPTS = (
     *("resume_args", "keep", "progress", "on_stop"),
@@ -61,6 +61,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_test(root),
         *_numbers(root),
         *_contradictions(root),
+        *_patterns(root),
         *_mirror(root),
         *_backslashes(root),
         *_notify(root),
@@ -216,6 +217,16 @@ def _backslashes(root: YamlNode) -> Iterator[Fault]:
                 yield Fault(f"`{named(node)}` is a path of Windows", dotted(place), node.place, hint)
 
 
+def _patterns(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for each place of files that is a pattern: no platform and no script gets a list of files by it."""
+    for path in (("inputs",), ("outputs",), ("checkpoint", "uri"), ("checkpoint", "mirror")):
+        for place, node in scalars(given(root, *path), path):
+            if folder := addresses.above_pattern(node.text):
+                hint = f"name the folder, `{folder}`" if folder.strip("/") else "name the folder"
+                text = named(node).partition("?")[0] if node.text.startswith("http") else named(node)
+                yield Fault(f"`{text}` is a pattern, not one file or folder", dotted(place), node.place, hint)
+
+
 def _mirror(root: YamlNode) -> Iterator[Fault]:
     """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/store.py)."""
     node = given(root, "checkpoint", "mirror")
@@ -230,41 +241,12 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
         *first, last = forms("PREFIX")
         hint = f"a folder such as /mnt/nas/ckpt, file:///mnt/nas/ckpt, {', '.join(first)}, or {last}"
         hint = f"did you mean `{close[0]}://`?" if close else hint
-    elif (kind := STORES[store]).bucket and not re.match(rf"//{kind.bucket}(/|$)", rest):
-        message, hint = f"`{named(node)}` names no bucket", f"as in {kind.form}/PREFIX"
-    elif store in _SERVICE:
-        message, hint = _at_azure(store, rest)
+    elif store in addresses.SERVICES:
+        message, hint = addresses.at_azure(store, rest)
+    elif STORES[store].bucket:
+        message, hint = addresses.in_bucket(f"{store}:{rest}", store) or ("", "")
     if message:
         yield Fault(message, "checkpoint.mirror", node.place, hint)
-
-
-def _at_azure(store: str, rest: str) -> tuple[str, str]:
-    """Return a message and a hint about a faulty address of Azure Blob Storage; empty texts if the address is right."""
-    if "?" in rest:  # do not print the query: the query may hold a signature
-        return "the address continues after a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
-    first, _, path = rest.removeprefix("//").partition("/")
-    container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
-    form = (
-        f"{STORES[store].form}/PREFIX"
-        if store == "https"
-        else f"{store}://CONTAINER@ACCOUNT.{_SERVICE[store]}.core.windows.net/PREFIX"
-    )
-    services = "blob" if store == "https" else "blob|dfs"
-    label = r"[a-z0-9-]+"
-    if not rest.startswith("//") or not at:
-        return "this is not an address of Azure's blob storage", f"as in {form}"
-    if not re.fullmatch(rf"{label}(\.{label})*\.({services})(\.{label})+", host, re.IGNORECASE):
-        message = f"`{host}` is not a host of Azure's blob storage"
-        if bucket := re.fullmatch(r"(.+)\.s3[.-].*amazonaws\.com", host):
-            return message, f"did you mean `s3://{bucket[1]}/{path}`?"
-        if re.fullmatch(r"storage\.(googleapis|cloud\.google)\.com", host):
-            return message, f"did you mean `gs://{path}`?"
-        near = re.fullmatch(rf"({label})\.{label}\.(core(\.{label})+)", host, re.IGNORECASE)
-        return message, f"did you mean `{near[1]}.{_SERVICE[store]}.{near[2]}`?" if near else f"as in {form}"
-    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", container) or len(container) > 63:
-        message = f"`{container}` is not a valid container name" if container else "the address names no container"
-        return message, f"3 to 63 of a-z, 0-9 and -, as in {form}"
-    return "", ""
 
 
 def _notify(root: YamlNode) -> Iterator[Fault]:
