@@ -166,7 +166,7 @@ def _ref(request: Request, owner: str) -> SageMakerRef:
         nodes=order.job.nodes,
         nproc_per_node=order.job.nproc_per_node,
         limit_reason=order.limit_reason,
-        checkpoint_uri=body["CheckpointConfig"]["S3Uri"],
+        checkpoint_uri=body["CheckpointConfig"]["S3Uri"].rstrip("/"),
         output_uri=body["OutputDataConfig"]["S3OutputPath"],
         secrets_prefix=f"{source.prefix}-{owner[:8]}",  # a job of another machine may have the same name
         secrets=list(source.names),

@@ -60,7 +60,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 argv=(*algorithm["ContainerEntrypoint"], *algorithm.get("ContainerArguments", ())),
                 env=stage.container_variables(number, shown[number], disk) | variables,
                 agents=(ml / "cloudtrain",),
-                places={"/opt/ml": ml, "/opt/cloudtrain": disk / "cloudtrain", **_inputs(request, stage), **mirrored},
+                places={"/opt/ml": ml, "/opt/cloudtrain": disk / "cloudtrain", **_inputs(order, stage), **mirrored},
                 names=dict(zip(hosts, stage.addresses, strict=True)),
                 copied=((ml / Path(checkpoints).relative_to("/opt/ml"), stage.kept / "checkpoints"),),
             )
@@ -114,15 +114,19 @@ def _fill(folder: Path, request: Request, order: ContainerOrder, stage: Stage) -
     """Write our two channels, and an empty folder for every further channel."""
     for channel in request.body["InputDataConfig"]:
         (folder / channel["ChannelName"]).mkdir()
+    for path in order.places.inputs.values():  # a single file
+        if not (file := folder.parents[1] / path).is_dir() and file.parent.is_dir():
+            file.touch()
     shutil.copyfile(stage.bundle.path, folder / CODE / BUNDLE)
     # A rehearsal passes secrets as variables, and copying to S3 from inside would need an account.
     order = replace(order, secrets=None, token=request.name, places=replace(order.places, copied_to=None))
     (folder / JOB / SPEC).write_text(json.dumps(order.dump()))
 
 
-def _inputs(request: Request, stage: Stage) -> dict[str, Path]:
-    names = {channel["ChannelName"] for channel in request.body["InputDataConfig"]}
-    found = {name: path for name, path in stage.inputs.items() if name in names}
+def _inputs(order: ContainerOrder, stage: Stage) -> dict[str, Path]:
+    given = {path: stage.inputs[name] for name, path in order.places.inputs.items() if name in stage.inputs}
+    is_folder = {path: path.endswith(f"input/data/{name}") for name, path in order.places.inputs.items()}
     return {
-        f"/opt/ml/input/data/{name}" + ("" if path.is_dir() else f"/{path.name}"): path for name, path in found.items()
+        f"/opt/ml/{path}" + (f"/{here.name}" if is_folder[path] and here.is_file() else ""): here
+        for path, here in given.items()
     }

@@ -18,6 +18,7 @@ from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import unsupported
@@ -92,7 +93,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         message = f"{ours} does not run on {machine.accelerator}"
         raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
     image = config.image or request_images.default_image(place.region, machine.count)
-    # With a trailing slash: a channel takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
+    # With a trailing slash: SageMaker takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
     # AWS's bill can be split by job and by project.
@@ -108,7 +109,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         # The toolkit reads neither channel, but no job must start without its order.
         "channels": _channels(config, [(JOB, job_uri)] if toolkit else [(CODE, code_uri), (JOB, job_uri)]),
         "output_uri": _output(config) or f"{home}/output",
-        "checkpoint_uri": config.checkpoint.uri or f"{home}/checkpoints",
+        "checkpoint_uri": f"{(config.checkpoint.uri or f'{home}/checkpoints').rstrip('/')}/",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
         "instance_type": machine.instance_type,
         "disk_gb": config.resources.disk_gb or DISK_GB,
@@ -121,7 +122,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     planned = body
     body, changes = render.overlaid(body, block.raw)
     refuse(_unplanned(planned, body, has_price=plan.price_micro is not None))
-    spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"]
+    spec, checkpoint_uri = job_spec(plan, config, job_id, attempt), body["CheckpointConfig"]["S3Uri"].rstrip("/")
     own = _own_order(config, place, name, checkpoint_uri, gathers=config.task is None and plan.instances > 1)
     order = container_order(plan, config, spec, bundle_sha256, **own)
     sending = SageMakerSending(
@@ -167,7 +168,7 @@ def _own_order(
             checkpoints="checkpoints",
             output="model",
             failure="output/failure",
-            inputs={key: f"input/data/{key}" for key in config.inputs},
+            inputs={key: _input_path(config, key) for key in config.inputs},
             copied_to=checkpoint_uri if reaches_s3 else None,
         ),
     }
@@ -260,19 +261,27 @@ def _metrics(config: JobConfig) -> list[dict[str, str]]:
     return [{"Name": name, "Regex": regex} for name, regex in {**(ours if config.task else {}), **own}.items()]
 
 
+def _input_path(config: JobConfig, name: str) -> str:
+    """Return the channel's folder; for a single file, the file in the folder. A pipe has neither."""
+    uri, folder = config.inputs[name], f"input/data/{name}"
+    is_file = addresses.is_file(uri) and block_of(config).input_mode != "Pipe"
+    return f"{folder}/{uri.rpartition('/')[2]}" if is_file else folder
+
+
 def _channels(config: JobConfig, ours: list[tuple[str, str]]) -> list[dict[str, str]]:
     mode = block_of(config).input_mode
     faults = []
     for name, uri in config.inputs.items():
-        if not uri.startswith("s3://"):
-            message = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
-            faults.append(Fault(message, key=f"inputs.{name}", hint=f"aws s3 sync {uri} s3://BUCKET/{name}"))
+        if wrong := addresses.in_bucket(uri, "s3"):
+            elsewhere = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
+            hint = wrong[1] if wrong[0] or "://" in uri else f"aws s3 sync {uri} s3://BUCKET/{name}"
+            faults.append(Fault(wrong[0] or elsewhere, key=f"inputs.{name}", hint=hint))
         if name in (CODE, JOB):
             hint = "call it otherwise"
             faults.append(Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint))
     refuse(faults)
     own = [{"name": name, "uri": uri, "mode": "File"} for name, uri in ours]
-    return own + [{"name": name, "uri": uri, "mode": mode} for name, uri in config.inputs.items()]
+    return own + [{"name": name, "uri": addresses.explicit(uri), "mode": mode} for name, uri in config.inputs.items()]
 
 
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
@@ -288,9 +297,8 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
             yield Fault(f"{message}: network_isolation is on", key=key, hint=hint)
     yield from unsupported(config, "SageMaker", outputs_of="SageMaker")
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
-        if uri is not None and not uri.startswith("s3://"):
-            message = f"SageMaker writes to S3, and `{uri}` is elsewhere"
-            yield Fault(message, key=key, hint="as in s3://BUCKET/x")
+        if uri is not None and (wrong := addresses.in_bucket(uri, "s3")):
+            yield Fault(wrong[0] or f"SageMaker writes to S3, and `{uri}` is elsewhere", key=key, hint=wrong[1])
 
 
 def _output(config: JobConfig) -> str | None:

@@ -56,6 +56,10 @@ def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
     An input that the platform has mounted is not copied. Raises StagingError.
     """
     paths = dict(order.places.inputs)
+    for name, path in paths.items():  # SageMaker's channel of a single file
+        if path.startswith(f"input/data/{name}/") and not (root / path).exists():
+            words = f"the input {name}: its address is of a file, and the channel has no {Path(path).name}"
+            raise StagingError(f"{words}; end the address of a folder in `/`", may_mend=False)
     for name, source in sorted((order.fetched or {}).items()):
         place = Path(source.mounted) if source.mounted else None
         if place is None or not place.exists():

@@ -65,6 +65,16 @@ def test_channels_have_the_objects_of_their_prefix(aws: Aws, submit: Submit) -> 
     assert aws.lines("job") == ["whole/1 whole/2 whole/ab/3"]
 
 
+def test_checkpoints_are_restored_by_the_text_of_the_address(aws: Aws, submit: Submit) -> None:
+    """Without a slash, AWS restores the checkpoints of `ck-old`, too; with a slash, the folder's alone."""
+    for key in ("ck/1", "ck-old/2"):
+        aws.client("s3").put_object(Bucket="cloudtrain-tests", Key=key, Body=b"x")
+    script = "cd /opt/ml/checkpoints && find . -type f | sort | xargs echo"
+    for job, uri in (("bare", "s3://cloudtrain-tests/ck"), ("slash", "s3://cloudtrain-tests/ck/")):
+        aws.wait(submit(script, name=job, CheckpointConfig={"S3Uri": uri}))
+    assert (aws.lines("bare"), aws.lines("slash")) == (["./1 ./ck-old/2"], ["./1"])
+
+
 def test_failed_container_ends_the_other_containers(aws: Aws, submit: Submit) -> None:
     """The job fails with the cut failure file and the exit code of the first failed container."""
     script = f"""

@@ -76,7 +76,7 @@ class Mirror:
 
     def fill(self) -> None:
         """Download the objects that S3 already has; `copy` will not copy these back."""
-        download(f"{self.uri.rstrip('/')}/", keys(f"{self.uri.rstrip('/')}/"), self.folder)
+        download(self.uri, keys(self.uri), self.folder)  # by the text of the address, as AWS does
         self.seen = self._now()
 
     def copy(self) -> None:
