@@ -13,9 +13,10 @@ from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.prices.refreshing import compared
+from cloudtrain.launcher.text import addresses
 
 from ..cloud import tried, unasked
-from . import api, prices, request_images
+from . import api, files, prices, request_images
 from .api import AwsAccess, AwsClients
 from .machine import block_of, choose, place_of, region_of
 
@@ -55,6 +56,9 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     types = (machine.instance_type,)
     yield compared(lambda: prices.quotes(access.clients, config, access.region, types)[0], machine.rates)
     yield _image(config, access.region, machine)
+    for name, uri in config.inputs.items():
+        if addresses.in_bucket(uri, "s3") is None:
+            yield _tried(f"input {name}", files.look, access, name, addresses.explicit(uri))
 
 
 def _identity(access: AwsAccess) -> Check:

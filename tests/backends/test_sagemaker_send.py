@@ -48,6 +48,29 @@ def keys(aws: Aws) -> list[str]:
     return [item["Key"] for item in aws.client("s3").list_objects_v2(Bucket="cloudtrain-tests").get("Contents", ())]
 
 
+@pytest.mark.parametrize(
+    ("uri", "code", "said"),
+    [
+        ("data/train", 0, ""),
+        ("data/train.csv", 0, "also copies what begins so: train.csv.bak"),
+        ("data/raw", 3, "`raw` is a file without an ending: name the folder, `s3://cloudtrain-tests/data/`"),
+        ("data/v.parquet", 3, "this is a folder: write `s3://cloudtrain-tests/data/v.parquet/`"),
+        ("data/trai", 3, "there is no folder s3://cloudtrain-tests/data/trai/"),
+        ("data/trai", 3, "names that begin so: train.csv, train.csv.bak, train/, train_holdout/"),
+    ],
+)
+def test_inputs_are_looked_for_before_a_job_exists(
+    cli: Any, folder: Path, account: Aws, uri: str, code: int, said: str
+) -> None:
+    """A missing folder or file is refused with the names that match; doctor says the same."""
+    for key in ("train/a", "train_holdout/h", "train.csv", "train.csv.bak", "raw", "v.parquet/0"):
+        account.client("s3").put_object(Bucket="cloudtrain-tests", Key=f"data/{key}", Body=b"x")
+    more = "--set", f"inputs.x=s3://cloudtrain-tests/{uri}"
+    done = cli("submit", "-d", "-y", "--name", "one", *more, cwd=folder)
+    assert (done.code, said in re.sub(r"\s+", " ", done.stderr)) == (code, True), done.stderr
+    assert len(jobs(account)) == (code == 0)
+
+
 def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, account: Aws) -> None:
     """Only the job's name differs; the code is uploaded once for all jobs."""
     dry = cold_cli("submit", "--dry-run", cwd=folder).json
