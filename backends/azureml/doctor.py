@@ -10,10 +10,11 @@ from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.planning.request_rules import part
 from cloudtrain.launcher.prices.refreshing import compared
 
 from ..cloud import tried, unasked
-from . import api, files, jobs, machine_cluster, prices
+from . import api, files, jobs, machine_cluster, prices, request
 from .api import Azure, AzureAccess
 from .machine import block_of, choose, workspace_of
 from .records import plain_region
@@ -52,6 +53,10 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     yield _tried("datastore", _datastore, access, block.datastore)
     if config.secrets:
         yield _tried("key vault", _vault, access)
+    for name, uri in config.inputs.items():
+        kind = part(part(block.raw, "inputs"), name).get("type") or request.type_of(uri)
+        if files.is_asset(uri):
+            yield _tried(f"input {name}", files.look, access, name, uri, kind)
     if machine.instance_type and (region := block.region):
         at = -1 if config.resources.spot else 0
         yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,))[at], machine.rates)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.azure import AzureStore, BlobLocation, client, is_broken_off
+from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.errors import ConfigError
 
 from ..edge import importing
@@ -24,6 +26,7 @@ READER = "Storage Blob Data Reader on the storage account"
 
 _DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
 _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)/?(.*)")
+_ASSET = re.compile(r"azureml:(?P<name>[^/:@\s]+)(?::(?P<version>[^/:@\s]+)|@latest)")
 
 _T = TypeVar("_T")
 
@@ -63,6 +66,28 @@ def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
         raise ConfigError(message, key="azureml.datastore", hint="name another one")
     host = f"{properties['accountName']}.blob.{properties.get('endpoint') or 'core.windows.net'}"
     return f"{properties.get('protocol') or 'https'}://{host}", str(container)
+
+
+def is_asset(path: str) -> bool:
+    """Return whether the address is `azureml:NAME:VERSION`, of which only Azure knows the type."""
+    return _ASSET.fullmatch(path) is not None
+
+
+def look(access: AzureAccess, name: str, path: str, kind: str) -> Check:
+    """Return whether the input's asset has the type in the request. Raises AzureError."""
+    found, there = _ASSET.fullmatch(path), None
+    assert found is not None
+    for folder, field in (("data", "dataType"), ("models", "modelType")):
+        with contextlib.suppress(api.AbsentError):
+            at = f"/{folder}/{found['name']}"
+            version = found["version"] or api.get_json(access, at)["properties"]["latestVersion"]
+            there = there or api.get_json(access, f"{at}/versions/{version}")["properties"][field]
+    if there is None:
+        return Check(f"input {name}", "fail", f"there is no data asset {path}", "`az ml data list` shows yours")
+    if there != kind:
+        cure = f"write `azureml: {{raw: {{inputs: {{{name}: {{type: {there}}}}}}}}}`"
+        return Check(f"input {name}", "fail", f"{path} is of the type {there}, and the request says {kind}", cure)
+    return Check(f"input {name}", "ok", f"{path} ({there})")
 
 
 class _BlobJobStore(AzureStore):

@@ -22,6 +22,7 @@ from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
+from cloudtrain.launcher.text import addresses
 
 from ..cloud import unsupported
 from .machine import block_of, choose, idle_s_of, unknown_region, workspace_of
@@ -43,6 +44,9 @@ COMMAND = (
 )
 
 _URI = re.compile(r"azureml:|https://[^/]+/.|abfss?://|wasbs?://")
+_ASSET = re.compile(
+    r"azureml://(?!.*datastores/).*/(data|models|environments|components|codes)/[^/]+/(?:versions|labels)/"
+)
 _BLOB = re.compile(r"https://[^/]+\.blob\.|abfss?://|wasbs?://")
 _IDENTITIES = {"user": "user_identity", "managed": "managed", "aml_token": "aml_token"}
 _SERVICES = {"tensorboard": "tensor_board", "jupyter_lab": "jupyter_lab", "vs_code": "vs_code"}
@@ -81,7 +85,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     outputs = _outputs(config, home)
     spec, own = job_spec(plan, config, job_id, attempt), _own_order(plan, config)
     order = container_order(plan, config, spec, bundle_sha256, **own).dump()
-    inputs = [{"name": key, "type": _type_of(uri), "uri": uri} for key, uri in config.inputs.items()]
+    inputs = [{"name": key, "type": type_of(uri), "uri": uri} for key, uri in config.inputs.items()]
     project = {"cloudtrain.project": config.project.name} if config.project is not None else {}
     job = {
         "name": name,
@@ -200,6 +204,13 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
         if uri is not None and not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
             yield Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint)
+        elif uri is not None:
+            yield from _malformed(key, uri)
+    store = block_of(config).datastore
+    if not re.fullmatch(r"\w+", store, re.ASCII):
+        near = re.sub(r"^azureml:(//datastores/)?|/.*$", "", store)
+        hint = f"did you mean `{near}`?" if re.fullmatch(r"\w+", near, re.ASCII) else "letters, digits and `_`"
+        yield Fault(f"`{store}` is not a datastore's name", key="azureml.datastore", hint=hint)
     mirror = config.checkpoint.mirror
     if mirror is not None and "://" not in mirror:
         hint = "name a place in blob storage, or leave it out: checkpoint.uri is mounted from there anyway"
@@ -216,10 +227,30 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
         yield Fault(message, key="azureml.identity", hint="write `identity: managed` or `identity: user`")
 
 
-def _type_of(uri: str) -> str:
-    """Return whether an input is a file or a folder, by its ending: `v1.0` is a folder's, `labels.csv` a file's."""
-    _, slash, last = uri.partition("://")[2].rpartition("/")
-    return "uri_file" if slash and re.search(r"\.[A-Za-z][A-Za-z0-9]*$", last) else "uri_folder"
+def _malformed(key: str, uri: str) -> Iterator[Fault]:
+    """Yield the fault of an address that has the beginning of an address of Azure, and no right form."""
+    scheme, is_input = uri.partition(":")[0], key.startswith("inputs.")
+    asset, message, hint = _ASSET.match(uri), "", ""
+    if asset and not (is_input and asset[1] in ("data", "models")):
+        message = (
+            f"`{uri}` is a version of an asset, and a job {'reads data or a model' if is_input else 'writes none'}"
+        )
+        hint = "azureml:NAME:VERSION of a data asset" if is_input else "azureml://datastores/NAME/paths/..."
+    elif uri.startswith("azureml://datastores/") and not re.match(r"azureml://datastores/\w+/paths/", uri):
+        message, hint = f"`{uri}` is not a path of a datastore", "azureml://datastores/NAME/paths/..."
+    elif scheme in ("abfss", "wasbs") or (scheme == "https" and (".blob." in uri or not is_input)):
+        # An input may have a signature, and may be any file of the web.
+        message, hint = addresses.at_azure(scheme, (uri.partition("?")[0] if is_input else uri)[len(scheme) + 1 :])
+    if message:
+        yield Fault(message, key=key, hint=hint)
+
+
+def type_of(uri: str) -> str:
+    """Return the type of an input by its address; `azureml:NAME:VERSION` may be of another, as a submit finds out."""
+    asset = _ASSET.match(uri)
+    if asset and asset[1] == "models":
+        return "custom_model"
+    return "uri_file" if addresses.is_file(uri) and not asset else "uri_folder"
 
 
 def _service(kind: str) -> dict[str, str | None]:

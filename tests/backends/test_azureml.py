@@ -46,7 +46,7 @@ image: mcr.microsoft.com/azureml/openmpi5.0-cuda12.6-ubuntu24.04
 resources: {instances: 2, instance_type: Standard_ND96isr_H100_v5, spot: true}
 training: {global_batch_size: 64, max_steps: 100, tensorboard: true}
 checkpoint: {uri: azureml://datastores/fast/paths/ck}
-inputs: {train: azureml://datastores/data/paths/train, labels: https://acc.blob.core.windows.net/c/labels.csv}
+inputs: {train: azureml://datastores/data/paths/train, labels: https://acc.blob.core.windows.net/con/labels.csv}
 outputs: {model: azureml://datastores/fast/paths/out}
 limits: {max_duration: 12h}
 budget: {limit: 5000 USD}
@@ -121,6 +121,14 @@ def test_order_contains_no_characters_that_azure_expands(render: Render) -> None
             "one place",
         ),
         (["checkpoint.uri=s3://b/c"], "checkpoint.uri", "cannot mount"),
+        (["inputs.train=azureml://datastores/data/train"], "inputs.train", "is not a path of a datastore"),
+        (["inputs.train=abfss://Data@acc.dfs.core.windows.net/x"], "inputs.train", "`Data` is not a valid container"),
+        (["inputs.train=azureml://datastores/a/paths/*.csv"], "inputs.train", "is a pattern"),
+        (["inputs.train=azureml://registries/r/environments/e/versions/1"], "inputs.train", "reads data or a model"),
+        (["outputs.a=azureml://locations/l/workspaces/w/data/d/versions/1"], "outputs.a", "a job writes none"),
+        (["outputs.a=https://bkt.s3.amazonaws.com/x"], "outputs.a", "is not a host of Azure's blob storage"),
+        (["checkpoint.uri=wasbs://c@acc.file.core.windows.net/x"], "checkpoint.uri", "is not a host of Azure's"),
+        (["azureml.datastore=azureml://datastores/mine"], "azureml.datastore", "is not a datastore's name"),
         (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "end with the container"),
         (["checkpoint.resume=azureml://datastores/a/paths/b"], "checkpoint.resume", "its own checkpoints"),
         (["secrets=[TOKEN]"], "azureml.identity", "needs an identity"),

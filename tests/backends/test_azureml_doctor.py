@@ -51,6 +51,11 @@ def test_valid_setup_passes_all_checks(cli: Any, folder: Path) -> None:
         ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no datastore `nowhere`"),
         ("region: eastus->region: moonbase", "price", "Azure lists no Standard_NC6s_v3 in moonbase"),
         ("region: eastus->region: moonbase", "workspace", "is in eastus, not in moonbase"),
+        (
+            "secrets: [TOKEN]->inputs: {x: azureml:labels:3}",
+            "input x",
+            "type uri_file, and the request says uri_folder",
+        ),
         ("identity: managed->identity: managed, compute: small", "compute", "grows to 1 machines, and the job needs 2"),
     ],
 )

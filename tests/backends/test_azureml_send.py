@@ -65,6 +65,31 @@ def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, azure
     assert azure_account.unserved() == []
 
 
+@pytest.mark.parametrize(
+    ("path", "kind", "said"),
+    [
+        ("azureml:digits:2", None, ""),
+        ("azureml:labels@latest", "uri_file", ""),
+        ("azureml:labels:3", None, "azureml:labels:3 is of the type uri_file, and the request says uri_folder"),
+        ("azureml:labels:3", None, "write `azureml: {raw: {inputs: {x: {type: uri_file}}}}`"),
+        ("azureml:start:1", None, "is of the type custom_model"),
+        ("azureml:labels:4", None, "there is no data asset azureml:labels:4"),
+    ],
+)
+def test_types_of_assets_are_asked_for(
+    cli: Any, folder: Path, azure_account: Azure, path: str, kind: str | None, said: str
+) -> None:
+    """Only Azure knows the type of an asset; doctor and the submit ask, before a job exists."""
+    more = [
+        "--set",
+        f"inputs.x={path}",
+        *(["--set", f"azureml.raw={{inputs: {{x: {{type: {kind}}}}}}}"] if kind else []),
+    ]
+    done = cli("submit", "-d", "-y", "--name", "one", *more, cwd=folder)
+    assert (done.code, said in re.sub(r"\s+", " ", done.stderr)) == (3 if said else 0, True), done.stderr
+    assert azure_account.jobs() == ([] if said else ["one-1"])
+
+
 def test_noted_commit_is_the_codes(cli: Any, folder: Path, azure_account: Azure, tmp_path: Path) -> None:
     """The SDK reads git's state from the current directory, which must be the code's folder."""
     for where in (folder, tmp_path):

@@ -9,6 +9,11 @@ from doubles.azure.errors import AzureError
 from doubles.azure.world import World
 from doubles.wire import Answer, Request, json_answer
 
+ASSETS = {
+    ("data", "digits"): ("2", "uri_folder"),
+    ("data", "labels"): ("3", "uri_file"),
+    ("models", "start"): ("1", "custom_model"),
+}
 DATASTORES = {"workspaceblobstore": names.CONTAINER, "workspaceartifactstore": names.ARTIFACTS}
 _SECRETS = {"key": "AccountKey", "sas": "Sas", "none": "None"}
 CHANGED_PATH = "The asset's path is immutable: it cannot be changed once it is set."
@@ -134,6 +139,17 @@ def _datastore(world: World, name: str) -> dict[str, Any]:
         "serviceDataAccessAuthIdentity": "WorkspaceSystemAssignedIdentity",
     }
     return resource("datastores", f"datastores/{name}", properties)
+
+
+def get_asset(world: World, request: Request, kind: str, name: str, version: str = "") -> Answer:
+    """Return a data asset or a model, or its version, of the workspace's fixed list."""
+    found = ASSETS.get((kind, name))
+    if found is None or version not in ("", found[0]):
+        raise AzureError(404, "UserError", f"Not found {kind} {name}:{version}.")
+    if not version:
+        return json_answer(resource(kind, f"{kind}/{name}", {"latestVersion": found[0]}))
+    told = {"dataType" if kind == "data" else "modelType": found[1]}
+    return json_answer(resource(f"{kind}/versions", f"{kind}/{name}/versions/{version}", told))
 
 
 def list_codes(world: World, request: Request, name: str) -> Answer:

@@ -17,6 +17,8 @@ _ARM = [
     Route("GET", f"{_WORKSPACE}/computes/(?P<name>[^/]+)", "computes.get", arm.get_compute),
     Route("GET", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)", "datastores.get", arm.get_datastore),
     Route("POST", f"{_WORKSPACE}/datastores/(?P<name>[^/]+)/listSecrets", "datastores.secrets", arm.list_secrets),
+    Route("GET", f"{_WORKSPACE}/(?P<kind>data|models)/(?P<name>[^/]+)", "assets.latest", arm.get_asset),
+    Route("GET", f"{_WORKSPACE}/(?P<kind>data|models)/{_VERSION}", "assets.get", arm.get_asset),
     Route("GET", f"{_WORKSPACE}/codes/(?P<name>[^/]+)/versions", "codes.list", arm.list_codes),
     Route("GET", f"{_WORKSPACE}/codes/{_VERSION}", "codes.get", arm.get_code),
     Route("PUT", f"{_WORKSPACE}/codes/{_VERSION}", "codes.put", arm.put_code),
