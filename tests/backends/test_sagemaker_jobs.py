@@ -72,3 +72,26 @@ def test_kept_files_reach_all_containers_at_a_restart(cli: Any, folder: Path) ->
     shown = done.stdout
     assert (shown.count("found nothing"), shown.count("found rank 0 ['--from'")) == (2, 2), shown
     assert shown.count("snapshot rank 0") == 2
+
+
+READS = """
+import os
+from pathlib import Path
+folder = Path(os.environ["CLOUDTRAIN_INPUT_TRAIN"])
+print("train", *sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()), flush=True)
+print("one", open(os.environ["CLOUDTRAIN_INPUT_ONE"]).read(), flush=True)
+"""
+
+
+def test_inputs_are_the_folder_and_the_file_of_their_addresses(cli: Any, account: Aws, folder: Path) -> None:
+    """A folder without its slash brings no siblings; a file is a file, although another name begins as the file's."""
+    for key in ("train/a.txt", "train/sub/b.txt", "train_holdout/h.txt", "train.csv", "one.csv", "one.csv.bak"):
+        account.client("s3").put_object(Bucket="cloudtrain-tests", Key=f"data/{key}", Body=key.encode())
+    (folder / "train.py").write_text(READS)
+    config = CONFIG.partition("training:")[0].replace("task: task.py", "script: train.py").replace("spot: true", "")
+    config = config.replace("nproc_per_node: 1", "nproc_per_node: 1, allow_alone: true")
+    places = "inputs: {train: s3://cloudtrain-tests/data/train, one: s3://cloudtrain-tests/data/one.csv}\n"
+    (folder / "cloudtrain.yaml").write_text(f"{config}{places}limits: {CONFIG.partition('limits: ')[2]}")
+    shown = cli.ok("submit", "-y", "--name", "reads", cwd=folder, timeout_s=200).stdout
+    assert "train a.txt sub/b.txt\n" in shown
+    assert "one one.csv\n" in shown
