@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -204,6 +204,12 @@ def tried(
             return ask(*args)
     except CloudtrainError as error:
         return Check.failed(name, error)
+
+
+def as_faults(checks: Iterable[Check]) -> list[Fault]:
+    """Return the failed checks of inputs (`input NAME`) as faults of the config."""
+    failed = [each for each in checks if each.verdict == "fail"]
+    return [Fault(each.found, each.name.replace("input ", "inputs.", 1), hint=each.cure) for each in failed]
 
 
 def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], object]) -> list[Check]:

@@ -54,9 +54,8 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     if config.secrets:
         yield _tried("key vault", _vault, access)
     for name, uri in config.inputs.items():
-        kind = part(part(block.raw, "inputs"), name).get("type") or request.type_of(uri)
-        if files.is_asset(uri):
-            yield _tried(f"input {name}", files.look, access, name, uri, kind)
+        entry = {"path": uri, "type": request.type_of(uri), **part(part(block.raw, "inputs"), name)}
+        yield _tried(f"input {name}", files.look, access, name, entry)
     if machine.instance_type and (region := block.region):
         at = -1 if config.resources.spot else 0
         yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,))[at], machine.rates)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError, refuse
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..cloud import found_attempt
+from ..cloud import as_faults, found_attempt
 from ..http import object_in
 from . import api, files, machine_cluster, status
 from . import logs as streams
@@ -64,7 +64,8 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
             return _found(access, request, _services_of_ours(request, there, owner)).dump()
         idle_s = machine_cluster.require(access, plan)
         files.datastore_of(access, plan.datastore)
-        _check_inputs(access, request.body.get("inputs", {}))
+        inputs = {name: each for name, each in request.body.get("inputs", {}).items() if isinstance(each, Mapping)}
+        refuse(as_faults(files.look(access, name, each) for name, each in inputs.items()))
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
             sent["vault"] = vault_url(access, request.name)
@@ -218,14 +219,6 @@ def _ref(request: Request, services: dict[str, Any], idle_s: float, vault_url: s
         idle_s=idle_s,
         has_price=plan.has_price or bool(plan.instance_type),
     )
-
-
-def _check_inputs(access: AzureAccess, inputs: Mapping[str, Any]) -> None:
-    """Raise ConfigError if an input's asset is missing, or of another type than in the request. Raises AzureError."""
-    paths = {name: entry.get("path") for name, entry in inputs.items() if isinstance(entry, Mapping)}
-    assets = {name: path for name, path in paths.items() if path and files.is_asset(path)}
-    seen = {name: files.look(access, name, path, inputs[name].get("type")) for name, path in assets.items()}
-    refuse(Fault(it.found, f"inputs.{name}", hint=it.cure) for name, it in seen.items() if it.verdict == "fail")
 
 
 def _create(

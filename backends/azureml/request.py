@@ -206,11 +206,10 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
             yield Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint)
         elif uri is not None:
             yield from _malformed(key, uri)
-    store = block_of(config).datastore
-    if not re.fullmatch(r"\w+", store, re.ASCII):
-        near = re.sub(r"^azureml:(//datastores/)?|/.*$", "", store)
-        hint = f"did you mean `{near}`?" if re.fullmatch(r"\w+", near, re.ASCII) else "letters, digits and `_`"
-        yield Fault(f"`{store}` is not a datastore's name", key="azureml.datastore", hint=hint)
+    store = re.sub(r"^azureml:(//datastores/)?|/.*$", "", block_of(config).datastore)
+    if not re.fullmatch(r"\w+", block_of(config).datastore, re.ASCII):
+        hint = f"letters, digits and `_`: did you mean `{store}`?"
+        yield Fault(f"`{block_of(config).datastore}` is not a datastore's name", key="azureml.datastore", hint=hint)
     mirror = config.checkpoint.mirror
     if mirror is not None and "://" not in mirror:
         hint = "name a place in blob storage, or leave it out: checkpoint.uri is mounted from there anyway"

@@ -13,7 +13,8 @@ from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.stores.s3 import S3Store
 from cloudtrain.entrypoints.stores.store import in_bucket
 from cloudtrain.launcher.backend import Bundle, Check
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say_each
 
 from ..job_folder import JobFolder
@@ -101,39 +102,35 @@ def inputs_of(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def look(access: AwsAccess, name: str, uri: str) -> Check:
-    """Return whether the input's address has its file or folder, and the names beside that begin as the address does.
+    """Return whether the input's address has its file or folder, and which names beside begin as the address does.
 
-    Without the right to list the bucket, only the job can tell. Raises ConfigError if there is no bucket.
+    Without the right to list the bucket, only the job can tell.
     """
-    if uri.startswith("s3://arn:"):
-        return Check(f"input {name}", "warn", f"{uri} is an access point, which only the job can read")
+    what = f"input {name}"
+    if addresses.ACCESS_POINT.match(uri):
+        return Check(what, "warn", f"{uri}, an access point, which only the job can list", "nothing, if it works")
     bucket, key = in_bucket(uri)
-    is_folder, stem = not key or key.endswith("/"), key.rstrip("/")
-    above, last = uri.rstrip("/").rpartition("/")[::2]
+    stem, above, last = key.rstrip("/"), *uri.rstrip("/").rpartition("/")[::2]
     try:
         client = api.client(access, "s3")
         first = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("Contents", ())
-        page = client.list_objects_v2(Bucket=bucket, Prefix=stem, Delimiter="/", MaxKeys=20) if stem else {}
+        page = client.list_objects_v2(Bucket=bucket, Prefix=stem, Delimiter="/", MaxKeys=20)
     except Exception as error:
-        if api.code_of(error) == "NoSuchBucket":
-            hint = "`aws s3 ls` shows your buckets"
-            raise ConfigError([Fault(f"there is no bucket {bucket}", key=f"inputs.{name}", hint=hint)]) from error
-        if api.code_of(error):
-            return Check(f"input {name}", "warn", f"{uri}, which your credentials may not list", "nothing, if it works")
-        raise
+        if api.code_of(error) in ("", "NoSuchBucket"):
+            raise
+        return Check(what, "warn", f"{uri}, which your credentials may not list", "nothing, if it works")
     there = [each["Key"] for each in page.get("Contents", ())]
     there += [each["Prefix"] for each in page.get("CommonPrefixes", ())]
     beside = ", ".join(each[stem.rfind("/") + 1 :] for each in there if each.rstrip("/") != stem)
-    if first and (is_folder or first[0]["Key"] == key):
-        if is_folder or not beside:
-            return Check(f"input {name}", "ok", uri)
-        return Check(f"input {name}", "warn", f"{uri}; SageMaker also copies what begins so: {beside}", "rename these")
-    hint = f"names that begin so: {beside}" if beside else f"`aws s3 ls {above}/` shows what is there"
+    hint, is_folder = f"names that begin so: {beside or 'none'}", uri.endswith("/")
+    if first and (is_folder or key in there):
+        said = f"{uri}; SageMaker also copies what begins so: {beside}"
+        return Check(what, "ok", uri) if is_folder or not beside else Check(what, "warn", said, "rename these")
     if is_folder and stem in there:
         hint = f"`{last}` is a file without an ending: name the folder, `{above}/`, and open the file in it"
-    elif not is_folder and f"{key}/" in there:
+    elif f"{key}/" in there:
         hint = f"this is a folder: write `{uri}/`"
-    return Check(f"input {name}", "fail", f"there is no {'folder' if is_folder else 'file'} {uri}", hint)
+    return Check(what, "fail", f"there is no {'folder' if is_folder else 'file'} {uri}", hint)
 
 
 def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, may_make: bool) -> None:

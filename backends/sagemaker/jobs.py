@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError, UsageError, refuse
+from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say_each
 
-from ..cloud import found_attempt
+from ..cloud import as_faults, found_attempt
 from . import api, files, logs, status
 from . import request as requests
 from .api import AwsAccess, AwsClients
@@ -43,9 +43,9 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
     with api.answers("look at the inputs"):
-        seen = [(name, files.look(access, name, uri)) for name, uri in files.inputs_of(request.body)]
-    refuse(Fault(each.found, f"inputs.{name}", hint=each.cure) for name, each in seen if each.verdict == "fail")
-    say_each(f"{each.name}: {each.found}" for _, each in seen if each.verdict == "warn")
+        seen = [files.look(access, name, uri) for name, uri in files.inputs_of(request.body)]
+    refuse(as_faults(seen))
+    say_each(f"{each.name}: {each.found}" for each in seen if each.verdict == "warn")
     files.of(access).claim(plan.owner_uri, owner)
     order = plan.order  # without the fields that only a send knows
     if isinstance(order.secrets, ParameterSecrets):

@@ -18,18 +18,17 @@ NAMES = {
     "gs": re.compile(rf"(?!goog)(?![a-z0-9_-]{{64}}){STORES['gs'].bucket}"),
 }
 RULES = {"s3": "3 to 63 small letters, digits, `-` and `.`", "gs": "3 to 63 small letters, digits, `-`, `_` and `.`"}
-_ACCESS_POINT = re.compile(r"s3://arn:aws[a-z-]*:s3:[a-z0-9-]+:\d{12}:accesspoint[/:][a-z0-9-]+(/|$)")
+ACCESS_POINT = re.compile(r"s3://arn:aws[a-z-]*:s3:[a-z0-9-]+:\d{12}:accesspoint[/:][a-z0-9-]+(/|$)")
 _ENDING = re.compile(r"[^./]\.(?!(?:v\d+|zarr|lance)$)(?:[A-Za-z][A-Za-z0-9]*|7z)$")  # `v1.0` and `data.v2` are folders
 # Other spellings of an address, and the store that is meant.
 _SPELLINGS = (
-    (r"arn:aws[a-z-]*:s3:::(.+)", "s3"),
-    (r"(?i:s3[an]?):/*(?:arn:aws[a-z-]*:s3:::)?([^/].*)", "s3"),
-    (r"https?://(.+)\.s3[.-][^/]*amazonaws\.com(/.*)?", "s3"),
-    (r"https?://s3[.-][^/]*amazonaws\.com/(.+)", "s3"),
+    (r"(?:(?i:s3[an]?):/*(?:arn:aws[a-z-]*:s3:::)?|arn:aws[a-z-]*:s3:::)([^/].*)", "s3"),
+    (r"https?://(?:s3[.-][^/]*amazonaws\.com/(.+)|(.+)\.s3[.-][^/]*amazonaws\.com(/.*)?)", "s3"),
     (r"(?i:gs|gcs):/*([^/].*)|/gcs/(.+)", "gs"),
-    (r"https?://storage\.(?:googleapis|cloud\.google)\.com/(.+)", "gs"),
-    (r"https?://console\.cloud\.google\.com/storage/browser/([^?;]+).*", "gs"),
-    (r"https?://(.+)\.storage\.googleapis\.com(/.*)?", "gs"),
+    (
+        r"https?://(?:storage\.(?:googleapis|cloud\.google)\.com|console\.cloud\.google\.com/storage/browser)/([^?;]+).*",
+        "gs",
+    ),
 )
 
 
@@ -61,11 +60,9 @@ def meant(uri: str) -> str:
 
 def bucket_fault(bucket: str, store: str) -> tuple[str, str] | None:
     """Return what is wrong with the name of a bucket of S3 or Cloud Storage, and the cure; None for a valid name."""
-    if NAMES[store].fullmatch(bucket):
-        return None
     near = re.sub(r"^arn:aws[a-z-]*:s3:::|^[a-z0-9]+://|/.*$", "", bucket.lower())
-    is_near = NAMES[store].fullmatch(near)
-    return f"`{bucket}` is not a bucket name", f"did you mean `{near}`?" if is_near else RULES[store]
+    cure = f"did you mean `{near}`?" if NAMES[store].fullmatch(near) else RULES[store]
+    return None if NAMES[store].fullmatch(bucket) else (f"`{bucket}` is not a bucket name", cure)
 
 
 def in_bucket(uri: str, store: str) -> tuple[str, str] | None:
@@ -73,15 +70,15 @@ def in_bucket(uri: str, store: str) -> tuple[str, str] | None:
 
     The message is empty for a path, and for an address of another store.
     """
-    form, near = f"as in {STORES[store].form}/PREFIX", meant(uri)
+    form, near = f"{STORES[store].form}/PREFIX", meant(uri)
     if uri.startswith(f"{store}://"):
         bucket = uri.partition("://")[2].partition("/")[0]
         if not bucket:
-            return f"`{uri}` names no bucket", form
-        return None if _ACCESS_POINT.match(uri) else bucket_fault(bucket, store)
+            return f"`{uri}` names no bucket", f"as in {form}"
+        return None if ACCESS_POINT.match(uri) else bucket_fault(bucket, store)
     if near.startswith(f"{store}://"):
-        return f"`{uri}` is not an address of the form {STORES[store].form}/PREFIX", f"did you mean `{near}`?"
-    return "", form
+        return f"`{uri}` is not an address of the form {form}", f"did you mean `{near}`?"
+    return "", f"as in {form}"
 
 
 def at_azure(store: str, rest: str) -> tuple[str, str]:
