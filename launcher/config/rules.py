@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from pathlib import Path
 
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES, forms
@@ -221,8 +222,10 @@ def _patterns(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each place of files that is a pattern: no platform and no script gets a list of files by it."""
     for path in (("inputs",), ("outputs",), ("checkpoint", "uri"), ("checkpoint", "mirror")):
         for place, node in scalars(given(root, *path), path):
-            if folder := addresses.above_pattern(node.text):
-                hint = f"name the folder, `{folder}`" if folder.strip("/") else "name the folder"
+            # A folder here may have such a name; no name of a file is longer than 255 bytes.
+            is_here = len(node.text) < 60 and (Path(node.place.file).parent / node.text).exists()
+            if (folder := addresses.above_pattern(node.text)) and not is_here:
+                hint = f"name the folder, `{folder}`" if folder.rpartition("://")[2].strip("/") else "name the folder"
                 text = named(node).partition("?")[0] if node.text.startswith("http") else named(node)
                 yield Fault(f"`{text}` is a pattern, not one file or folder", dotted(place), node.place, hint)
 

@@ -349,12 +349,12 @@ class JobConfig(Section):
         {"path": "s3://bucket/export/", "skip": ["^head\\."]},
     )
     inputs: dict[InputName, Text] = key(
-        {}, "Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", {"train": "s3://b/d"}
+        {}, "Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", {"train": "s3://bucket/train/"}
     )
     outputs: dict[InputName, Text] = key(
         {},
         "Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>. On SageMaker one, for all.",
-        {"model": "s3://b/m"},
+        {"model": "s3://bucket/model"},
     )
     limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})
     queue: Queue = key(Queue.model_construct(), "Waiting in line.", {"wait": True})

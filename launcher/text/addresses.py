@@ -104,7 +104,7 @@ def at_azure(store: str, rest: str) -> tuple[str, str]:
             return message, f"did you mean `gs://{path}`?"
         near = re.fullmatch(rf"({label})\.{label}\.(core(\.{label})+)", host, re.IGNORECASE)
         return message, f"did you mean `{near[1]}.{SERVICES[store]}.{near[2]}`?" if near else f"as in {form}"
-    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}", container) or len(container) > 63:
+    if not re.fullmatch(r"[a-z0-9](-?[a-z0-9]){2,62}|\$web|\$root", container) or len(container) > 63:
         message = f"`{container}` is not a valid container name" if container else "the address names no container"
         return message, f"3 to 63 of a-z, 0-9 and -, as in {form}"
     return "", ""

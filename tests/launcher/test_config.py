@@ -218,6 +218,9 @@ BAD_ADDRESSES = [
     ),
 ]
 BAD_VALUES = [
+    ("inputs: {x: 'data/*.csv'}", "`data/*.csv` is a pattern, not one file or folder", "name the folder, `data/`"),
+    ("inputs: {x: 's3://b*/x'}", "`s3://b*/x` is a pattern, not one file or folder", "name the folder"),
+    ("outputs: {x: 'gs://bkt/out-?'}", "`gs://bkt/out-?` is a pattern", "name the folder, `gs://bkt/`"),
     ("resources: {instances: two}", "expected a whole number, found the text `two`", ""),
     ("resources: {instances: '2'}", "expected a whole number, found the text `2`", "write 2"),
     ("resources: {instances: 0}", "expected at least 1, found the number 0", ""),
