@@ -426,7 +426,7 @@ name: tried
 backend: sagemaker
 script: task.py
 env: {LEVEL: "1"}
-inputs: {train: s3://a/b}
+inputs: {train: s3://abc/b}
 resources: {instance_type: ml.m5.xlarge, spot: true}
 sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain", bucket: a-bucket,
             price_per_hour: 1 USD}
@@ -453,7 +453,7 @@ def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
         ("name: tried\n", "name: other\n# a word\nbudget: {limit: 5 USD}\ntags: {team: a}\nproject: vision\n"),
         ("backend: s", "notify: [{slack: 'env:HOOK'}]\nlimits: {max_duration: 2h}\nbackend: s"),
         ("spot: true", "spot: true, instances: 3"),
-        ("s3://a/b", "s3://a/c"),
+        ("s3://abc/b", "s3://abc/c"),
         ("1 USD", "2 USD"),
     ],
 )
