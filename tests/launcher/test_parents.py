@@ -166,7 +166,7 @@ def loss(model, batch): ...
 """
 OWN = "init_from: ./w.safetensors\ntraining: {max_steps: 1, global_batch_size: 1}\n"
 CLOUD = """backend: sagemaker
-sagemaker: {region: us-east-1, bucket: b, role: "arn:aws:iam::123456789012:role/x"}
+sagemaker: {region: us-east-1, bucket: mine, role: "arn:aws:iam::123456789012:role/x"}
 resources: {instance_type: ml.m5.xlarge}
 """
 HOSTS = "backend: ssh\nssh: {hosts: [h1], workdir: /tmp/x}\n"
