@@ -18,7 +18,7 @@ SDK = ("boto3", "botocore.session", "pydantic", "jinja2", "yaml")
 CPU_JOB = f"""\
 backend: sagemaker
 resources: {{instance_type: ml.m5.xlarge}}
-sagemaker: {{region: us-east-1, role: "{ROLE}", bucket: b}}
+sagemaker: {{region: us-east-1, role: "{ROLE}", bucket: mine}}
 """
 
 
