@@ -183,6 +183,15 @@ def machine_of_type(backend: str, name: str, region: str | None, nproc: int | st
     return Machine(name, "GPU", int(nproc), catalog.rates(backend, name, region))
 
 
+def misnamed(name: str, what: str, known: Iterable[str], examples: str, key: str) -> ConfigError:
+    """Return the error of a name that has not the form of the vendor's machine types, with a similar known name."""
+    if not catalog.unknown(name):
+        hint = f"write `accelerators: {name if ':' in name else f'{name}:1'}`"
+        return ConfigError(f"`{name}` is an accelerator, not {what}", key=key, hint=hint)
+    hint = request_rules.meant(name, known).removeprefix("; ") or f"as in {examples}"
+    return ConfigError(f"`{name}` is not {what}", key=key, hint=hint)
+
+
 def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") -> Iterator[Fault]:
     """Yield a fault for a resume from a foreign checkpoint, and for several places of outputs: no cloud has either."""
     if config.checkpoint.resume not in ("auto", "never"):

@@ -1,8 +1,17 @@
 """The Azure ML backend's config block."""
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
-from cloudtrain.launcher.config.kinds import RAW, Duration, Many, Price, Section, SizeGb, Text, key
+from cloudtrain.launcher.config.kinds import RAW, Duration, Many, Price, Section, Shorthand, SizeGb, Text, key
+
+
+def _asset_name(value: object) -> object:
+    """Return the name behind `azureml:`, the form of Azure's own YAML files."""
+    return re.sub(r"(?i)^azureml:(?!//)", "", value) if isinstance(value, str) else value
+
+
+AssetName = Annotated[Text, Shorthand("name with `azureml:`", _asset_name)]
 
 
 class AzureML(Section):
@@ -17,7 +26,7 @@ class AzureML(Section):
     cloud: Literal["AzureCloud", "AzureUSGovernment", "AzureChinaCloud"] = key(
         "AzureCloud", "Which Azure, by the names of `az cloud list`.", "AzureUSGovernment"
     )
-    compute: Text | None = key(None, "Cluster to run on. Default: serverless compute.", "gpu-cluster")
+    compute: AssetName | None = key(None, "Cluster to run on. Default: serverless compute.", "gpu-cluster")
     idle: Duration | None = key(
         None, "How long the cluster keeps idle machines, as it was made to; a budget counts them. Default: 2m.", "10m"
     )
@@ -33,7 +42,7 @@ class AzureML(Section):
         {"dependencies": ["python=3.11", {"pip": ["torch==2.8.0"]}]},
     )
     experiment: Text | None = key(None, "Experiment. Default: the job's name.", "resnet")
-    datastore: Text = key("workspaceblobstore", "Datastore for checkpoints and outputs.", "workspaceblobstore")
+    datastore: AssetName = key("workspaceblobstore", "Datastore for checkpoints and outputs.", "workspaceblobstore")
     prefix: Text = key("cloudtrain", "Folder in the datastore.", "teams/vision")
     input_mode: Literal["ro_mount", "download"] = key(
         "ro_mount", "How inputs reach the job: streamed as files, or copied first.", "download"

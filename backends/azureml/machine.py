@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.prices import catalog
 
-from ..cloud import machine_of_type, machine_with
+from ..cloud import machine_of_type, machine_with, misnamed
 from .records import Workspace, plain_region
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 REGIONS_AS_OF = "2026"
 CLUSTER_IDLE_S = 120  # before a cluster releases idle machines: Azure's default, which a cluster may change
 
-_TYPE = re.compile(r"Standard_[A-Z]+\d[A-Za-z0-9_-]*")
+_TYPE = re.compile(r"Standard_[A-Za-z]+\d[A-Za-z0-9_-]*")
 _SUBSCRIPTION = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 # General purpose, compute and memory: families without accelerators, as in clusters.
-_CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM]\w*", re.IGNORECASE)
+_CPU_FAMILY = re.compile(r"Standard_[ABDEFHLM][\w-]*", re.IGNORECASE)
 
 
 def block_of(config: JobConfig | None) -> AzureML:
@@ -73,12 +74,27 @@ def choose(config: JobConfig) -> Machine:
 
 
 def named(instance_type: str, region: str | None, nproc: int | str, *, key: str = "resources.instance_type") -> Machine:
-    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name."""
-    if not _TYPE.fullmatch(instance_type):
-        hint = f"did you mean `Standard_{instance_type}`?" if _TYPE.fullmatch(f"Standard_{instance_type}") else ""
-        raise ConfigError(f"`{instance_type}` is not an Azure machine size", key=key, hint=hint)
-    is_cpu = bool(_CPU_FAMILY.fullmatch(instance_type))
-    return machine_of_type("azureml", instance_type, region, nproc, is_cpu=is_cpu)
+    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name.
+
+    Azure's own answers mix upper and lower case; `Standard_` may be missing.
+    """
+    name = _spelled(instance_type)
+    if not _TYPE.fullmatch(name) or not catalog.unknown(instance_type):
+        known = catalog.types("azureml")
+        raise misnamed(instance_type, "an Azure machine size", known, "Standard_NC24ads_A100_v4", key)
+    return machine_of_type("azureml", name, region, nproc, is_cpu=bool(_CPU_FAMILY.fullmatch(name)))
+
+
+def _spelled(instance_type: str) -> str:
+    """Return the size as price lists write it: `STANDARD_D4S_V3` is Standard_D4s_v3."""
+    name = re.sub(r"(?i)^standard_", "", instance_type)
+    if not name.isupper() and not name.islower():
+        return f"Standard_{name}"
+    size, *others = name.split("_")  # family in capitals and features; then an accelerator, and a version
+    family = re.match(r"[A-Za-z]*", size)
+    size = size.lower().replace(family[0].lower(), family[0].upper(), 1) if family else size
+    parts = [each.lower() if re.fullmatch(r"(?i)v\d+", each) else each.upper() for each in others]
+    return "_".join(["Standard", size, *parts])
 
 
 def workspace_of(block: AzureML, environ: Mapping[str, str] = os.environ) -> Workspace:

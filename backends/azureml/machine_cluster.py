@@ -8,6 +8,7 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import span
 from cloudtrain.launcher.errors import ConfigError
+from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.times import duration_s
 from cloudtrain.launcher.text.units import format_duration
 
@@ -42,7 +43,8 @@ def fitting(access: AzureAccess, name: str, instance_type: str | None, instances
     size, most = str(own.get("vmSize") or ""), (own.get("scaleSettings") or {}).get("maxNodeCount")
     if size and instance_type and size.lower() != instance_type.lower():
         message = f"the machines of `{name}` are {size}, not {instance_type}"
-        raise ConfigError(message, key="resources.instance_type", hint=f"write {size}, or another compute")
+        hint = f"write {catalog.spelled(size, catalog.types('azureml'))}, or another compute"
+        raise ConfigError(message, key="resources.instance_type", hint=hint)
     most = most if isinstance(most, int) else None
     if most is not None and most < instances:
         message = f"`{name}` grows to {most} machines, and the job needs {instances}"

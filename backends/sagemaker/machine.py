@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
+from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text import addresses
 
-from ..cloud import machine_of_type, machine_with
+from ..cloud import machine_of_type, machine_with, misnamed
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
@@ -71,14 +72,17 @@ def disk_usd(instance_type: str, size_gb: int) -> float:
 
 
 def named(instance_type: str, region: str | None, nproc: int | str, *, key: str = "resources.instance_type") -> Machine:
-    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name."""
-    if _TRAINIUM.match(instance_type):
-        raise ConfigError([_no_neuron(instance_type, key)])
-    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", instance_type):
-        hint = f"did you mean `ml.{instance_type}`?" if re.fullmatch(r"[a-z0-9-]+\.[a-z0-9]+", instance_type) else ""
-        raise ConfigError(f"`{instance_type}` is not a SageMaker instance type", key=key, hint=hint)
-    is_cpu = bool(_CPU_FAMILY.match(instance_type))
-    return machine_of_type("sagemaker", instance_type, region, nproc, is_cpu=is_cpu)
+    """Return the machine type of this name; `key` sets the name. Raises ConfigError for a wrong name.
+
+    AWS writes small letters; EC2's name means SageMaker's, with `ml.` in front.
+    """
+    name = f"ml.{instance_type.lower().removeprefix('ml.')}"
+    if _TRAINIUM.match(name):
+        raise ConfigError([_no_neuron(name, key)])
+    if not re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9]+", name):
+        known = catalog.types("sagemaker")
+        raise misnamed(instance_type, "a SageMaker instance type", known, "ml.g5.12xlarge or ml.m5.xlarge", key)
+    return machine_of_type("sagemaker", name, region, nproc, is_cpu=bool(_CPU_FAMILY.match(name)))
 
 
 def _no_neuron(wanted: str, key: str) -> Fault:

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +16,7 @@ from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text import addresses
 
+from ..cloud import misnamed
 from . import machine_types
 
 if TYPE_CHECKING:
@@ -89,10 +89,10 @@ def kind_of(config: JobConfig) -> Kind:
 def choose(config: JobConfig) -> MachineChoice:
     """Return the machine that the config requests. Raises ConfigError if the config names none, or an unknown one."""
     resources, block = config.resources, block_of(config)
-    location = region_of(block)
+    location, host = region_of(block), block.machine_type and block.machine_type.lower()
     if resources.accelerators is not None:
-        return _by_accelerators(resources.accelerators, block.machine_type, location)
-    if resources.instance_type is not None and block.machine_type not in (None, resources.instance_type):
+        return _by_accelerators(resources.accelerators, host, location)
+    if resources.instance_type is not None and host not in (None, resources.instance_type.lower()):
         message = f"`instance_type` says {resources.instance_type}, `machine_type` {block.machine_type}"
         raise ConfigError(message, key="vertex.machine_type", hint="keep one of them")
     if resources.instance_type is not None:
@@ -114,8 +114,8 @@ def _by_accelerators(wanted: str, host: str | None, location: str | None) -> Mac
     key, count = "resources.accelerators", int(number or 1)
     kind = machine_types.enum_of(name, host) or machine_types.enum_of(name)
     if kind is None:
-        hint = "there are A100, A100-80GB, H100, H200, B200, L4, RTX PRO 6000, and on N1 machines T4, V100, P100, P4"
-        hint = catalog.unknown(wanted).partition("; ")[2] or hint
+        there = "there are A100, A100-80GB, H100, H200, B200, L4, RTX-PRO-6000, and on N1 machines T4, V100, P100, P4"
+        hint = " ".join(filter(None, [catalog.unknown(wanted).partition("; ")[2], there]))
         raise ConfigError(f"Vertex AI has no accelerator `{name}`", key=key, hint=hint)
     if host is not None:
         return _with(host, kind, count, location)
@@ -151,14 +151,15 @@ def _with(machine_type: str, kind: str, count: int, location: str | None) -> Mac
 
 
 def named(machine_type: str, key: str, location: str | None) -> MachineChoice:
-    """Return the machine type of this name, which `key` sets. Raises ConfigError for a wrong name."""
-    if not _TYPE.fullmatch(machine_type):
-        hint = "as in a2-highgpu-8g, g2-standard-48 or n1-standard-16"
-        raise ConfigError(f"`{machine_type}` is not a Google machine type", key=key, hint=hint)
+    """Return the machine type of this name, in any case, which `key` sets. Raises ConfigError for a wrong name."""
+    written, machine_type = machine_type, machine_type.lower()
+    if not _TYPE.fullmatch(machine_type) or not catalog.unknown(written):
+        examples = "a2-highgpu-8g, g2-standard-48 or n1-standard-16"
+        raise misnamed(written, "a Google machine type", machine_types.KNOWN, examples, key)
     if machine_type not in machine_types.KNOWN:
         message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
-        close = get_close_matches(machine_type, machine_types.KNOWN, 1)
-        other = f"did you mean `{close[0]}`?" if close else "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
+        close = request_rules.meant(machine_type, machine_types.KNOWN).removeprefix("; ")
+        other = close or "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
         raise ConfigError(message, key=key, hint=f"{other} a newer cloudtrain may know more types")
     name, count = machine_types.FIXED.get(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)

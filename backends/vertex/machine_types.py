@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from cloudtrain.launcher.prices.catalog import plain
+
 AS_OF = "2026-11-22"
 
 # Accelerator-optimized machines: the built-in accelerator and its count; they take no further accelerators.
@@ -116,13 +118,13 @@ def is_cpu(machine_type: str) -> bool:
 
 
 def enum_of(name: str, machine_type: str | None = None) -> str | None:
-    """Return the API's name for an accelerator of the config (`A100-80GB`, `RTX PRO 6000`), or for an API name.
+    """Return the API's name for an accelerator of the config (`A100-80GB`, `RTX-PRO-6000`), or for Google's own name.
 
     Two accelerators are called A100, and two H100: the machine type decides. None if the accelerator is unknown, or if
     the machine does not take the accelerator.
     """
-    words = _NAMES.get("".join(each for each in name.lower() if each.isalnum()).removeprefix("nvidia"), ())
-    words = words or tuple(word for found in _NAMES.values() for word in found if word == name)[:1]
+    exact = name.upper().replace("-", "_")  # of the API; gcloud writes `nvidia-tesla-a100`
+    words = (exact,) if any(exact in found for found in _NAMES.values()) else _NAMES.get(plain(name), ())
     if machine_type is None or not (machine_type in KNOWN or is_cpu(machine_type)):
         return words[0] if words else None
     built_in = FIXED.get(machine_type)

@@ -180,6 +180,8 @@ def _value_hint(wanted: str, text: str) -> str:
         name, count, between = r"([A-Za-z][A-Za-z-]*[0-9][A-Za-z0-9-]*?)", r"([1-9][0-9]{0,3})", r"[ xX*/=,:]+"
         if found := re.fullmatch(name + between + count, text):
             return f"did you mean `{found[1]}:{found[2]}`?"
+        if found := re.fullmatch(r"type=([A-Za-z0-9-]+),count=([1-9][0-9]{0,3})", text):  # of gcloud
+            return f"did you mean `{found[1]}:{found[2]}`?"
         if found := re.fullmatch(count + between + name, text):
             return f"did you mean `{found[2]}:{found[1]}`?"
     return ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
@@ -25,17 +25,24 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 TABLE = "instances.csv"
+NO_GPUS = {"Trainium", "Trainium2"}  # in the tables for their prices; torch's DDP and FSDP do not run on them
 
 
 def by_type(backend: str, instance_type: str, region: str | None) -> Machine | None:
-    """Return the type with its prices in the region, if known; None if the type is unknown.
+    """Return the type with its prices in the region, if known; None if the type is unknown. The case has no meaning.
 
     Raises ConfigError if the user's own prices cannot be read.
     """
-    found = next((row for row in rows(backend) if row["instance_type"] == instance_type), None)
+    name = spelled(instance_type, types(backend))
+    found = next((row for row in rows(backend) if row["instance_type"] == name), None)
     if found is None:
         return None
-    return Machine(instance_type, found["accelerator"], int(found["count"]), rates(backend, instance_type, region))
+    return Machine(name, found["accelerator"], int(found["count"]), rates(backend, name, region))
+
+
+def spelled(name: str, known: Iterable[str]) -> str:
+    """Return the known name in its own spelling, for a name in any case; a name that is not known stays as it is."""
+    return next((each for each in known if each.lower() == name.lower()), name)
 
 
 def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Rate]:
@@ -108,13 +115,15 @@ def unknown(wanted: str) -> str:
 
 
 def advice(backend: str, wanted: str) -> str:
-    """Return the hint for accelerators without a machine: the counts in the table, or a similar name."""
+    """Return the hint for accelerators without a machine: the counts in the table, else the kinds."""
     name = wanted.partition(":")[0]
     counts = {
         int(row["count"]) for row in rows(backend) if is_named(name, row["accelerator"], row["accelerator_memory_gib"])
     }
     if not counts:
-        return unknown(wanted) or "name one by `instance_type`"
+        kinds = {row["accelerator"].replace(" ", "-") for row in rows(backend)} - NO_GPUS
+        there = f"there are {', '.join(sorted(kinds))}; or name a machine by `instance_type`"
+        return "; ".join(filter(None, [unknown(wanted), there])).replace("?;", "?")
     existing = ", ".join(f"{name}:{count}" for count in sorted(counts))
     return f"existing: {existing}; `cloudtrain prices --accelerator {name}` lists the machines"
 
@@ -154,8 +163,9 @@ def is_named(name: str, accelerator: str, memory_gib: str) -> bool:
 
 
 def plain(name: str) -> str:
-    """Return the normalised accelerator name: `A100-80GB` and `a100 80gb` are equal."""
-    return name.lower().replace(" ", "").replace("-", "").replace("_", "")
+    """Return the normalised accelerator name: `A100-80GB`, `a100 80gb` and Google's `nvidia-a100-80gb` are equal."""
+    letters = "".join(each for each in name.lower() if each.isalnum())
+    return letters.removeprefix("nvidia").removeprefix("tesla")
 
 
 def _rates(row: dict[str, str]) -> dict[Kind, Rate]:

@@ -157,6 +157,7 @@ def _read(target: Target, region: str, types: tuple[str, ...]) -> list[Change]:
     if not region:
         why = f"no region: --region, or {target.name}'s in the config"
         return [Change(Quote(nothing, None, why), None, ConfigError.exit_code)]
+    types = tuple(catalog.spelled(name, catalog.types(target.name)) for name in types)
     backend = priced(target.name)
     assert backend is not None  # checked by targets()
     try:

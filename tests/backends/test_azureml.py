@@ -107,7 +107,7 @@ def test_order_contains_no_characters_that_azure_expands(render: Render) -> None
         ([NO_GPU], "resources", "which machines"),
         (["resources.accelerators=B300:8"], "resources.accelerators", "no Azure machine"),
         (
-            [NO_GPU, "resources.instance_type=NC96ads_A100_v4"],
+            [NO_GPU, "resources.instance_type=NC96ads A100-v4"],
             "resources.instance_type",
             "is not an Azure machine size",
         ),

@@ -48,6 +48,7 @@ def test_valid_setup_passes_all_checks(cli: Any, folder: Path) -> None:
         (f"subscription: {SUBSCRIPTION}, ->", "workspace", "no Azure subscription"),
         ("identity: managed->identity: managed, compute: nowhere", "compute", "there is no compute `nowhere`"),
         ("identity: managed->identity: managed, compute: cpu-cluster", "compute", "not Standard_NC6s_v3"),
+        ("identity: managed->identity: managed, compute: shouting", "compute", "write Standard_NC24ads_A100_v4, or"),
         ("identity: managed->identity: managed, datastore: nowhere", "datastore", "there is no datastore `nowhere`"),
         ("region: eastus->region: moonbase", "price", "Azure lists no Standard_NC6s_v3 in moonbase"),
         ("region: eastus->region: moonbase", "workspace", "is in eastus, not in moonbase"),
@@ -61,7 +62,8 @@ def test_valid_setup_passes_all_checks(cli: Any, folder: Path) -> None:
 )
 def test_faults_are_named(cli: Any, folder: Path, azure: Azure, setting: str, name: str, words: str) -> None:
     """Each fault has a remedy."""
-    azure.compute("small", vmSize="Standard_NC6s_v3", maxNodeCount=1)
+    azure.compute("small", vmSize="STANDARD_NC6S_V3", maxNodeCount=1)
+    azure.compute("shouting", vmSize="STANDARD_NC24ADS_A100_V4", maxNodeCount=4)
     verdict, said = verdicts(cli, folder, setting)[name]
     assert (verdict in ("fail", "warn"), words in said) == (True, True), said
 

@@ -279,9 +279,10 @@ def test_missing_requirement_is_reported(
 
 
 def test_cluster_gives_its_type_and_idle_time(cli: Any, folder: Path, azure_account: Azure) -> None:
-    """If only the cluster is named, the run gives its machine type, and so the price."""
-    azure_account.compute("four", vmSize="Standard_NC4as_T4_v3", maxNodeCount=4, nodeIdleTimeBeforeScaleDown="PT300S")
-    text = CONFIG.replace(", instance_type: Standard_NC4as_T4_v3", "").replace("identity", "compute: four, identity")
+    """If only the cluster is named, the run gives its machine type, in any case, and so the price."""
+    azure_account.compute("four", vmSize="STANDARD_NC4AS_T4_V3", maxNodeCount=4, nodeIdleTimeBeforeScaleDown="PT300S")
+    text = CONFIG.replace(", instance_type: Standard_NC4as_T4_v3", "")
+    text = text.replace("identity", "compute: azureml:four, identity")
     (folder / "cloudtrain.yaml").write_text(f"{text}distributed: {{nproc_per_node: 1}}\n")
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, "price unknown: no price of the machines of four" in done.stderr) == (0, True), done.stderr

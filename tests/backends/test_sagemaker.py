@@ -219,7 +219,7 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
         (PLAIN, ("sagemaker.role=null", "sagemaker.region=null"), ("no AWS region", "no execution role")),
         (PLAIN, ("sagemaker.role=train",), ("`train` is not the ARN of a role",)),
         (PLAIN, ("resources.instance_type=null",), ("which machines",)),
-        (PLAIN, ("resources.instance_type=p4d.24xlarge",), ("did you mean `ml.p4d.24xlarge`?",)),
+        (PLAIN, ("resources.instance_type=p4d-24xlarge",), ("did you mean `ml.p4d.24xlarge`?",)),
         (PLAIN, ("resources.instance_type=ml.trn1.32xlarge",), ("Trainium",)),
         (PLAIN, ("resources.instance_type=ml.p9.48xlarge",), ("is not in our table", "distributed.nproc_per_node")),
         (PLAIN, ("resources.instance_type=null", "resources.accelerators=H100:3"), ("has `H100:3`",)),

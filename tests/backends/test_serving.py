@@ -97,11 +97,11 @@ def test_files_are_those_of_azures_sdk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vendor", "machine", "block", "key", "words"),
     [
-        ("sagemaker", "g5.xlarge", {}, "--machine", "not a SageMaker instance type"),
+        ("sagemaker", "g5-xlarge", {}, "--machine", "not a SageMaker instance type"),
         ("sagemaker", "ml.trn1.2xlarge", {}, "--machine", "Trainium"),
         ("sagemaker", None, {"role": "not-the-arn-of-any-role"}, "sagemaker.role", "ExecutionRoleArn"),
         ("sagemaker", None, {"subnets": ["a b"], "security_groups": ["sg"]}, "sagemaker.subnets", "create-model.json"),
-        ("azureml", "NC4as_T4_v3", {}, "--machine", "not an Azure machine size"),
+        ("azureml", "NC4as T4 v3", {}, "--machine", "not an Azure machine size"),
         ("vertex", "ml.g5.xlarge", {}, "--machine", "ml.g5.xlarge"),
     ],
 )

@@ -380,6 +380,7 @@ def test_slices_of_a_gpu_count_and_are_reported() -> None:
 def test_gpus_that_differ_from_the_config_are_reported() -> None:
     """The price and the plan are for a different model."""
     assert told(with_one(2), HostRequirements(8, 8, gpu_model="a100")) == []
+    assert told(with_one(2), HostRequirements(8, 8, gpu_model="nvidia-tesla-a100")) == []
     line = told(with_one(2), HostRequirements(8, 8, gpu_model="H100"))[0]
     assert "the config says H100: NVIDIA A100-SXM4-80GB: h0, h1" in line.found
     assert line.cure.endswith("--set resources.accelerators=A100:8")

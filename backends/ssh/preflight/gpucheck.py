@@ -108,7 +108,7 @@ def _unplanned(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Ite
 
 
 def _wanted_model(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
-    wanted = (needs.gpu_model or "").lower().replace("_", "-")
+    wanted = (needs.gpu_model or "").lower().replace("_", "-").removeprefix("nvidia-").removeprefix("tesla-")
     others = {
         host: str(found[0].gpu["name"])
         for host, found in units.items()
