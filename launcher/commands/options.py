@@ -212,6 +212,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         given: Path | None,
         backend: str | None,
         instances: int | None,
+        accelerators: str | None,
         instance_type: str | None,
         spot: bool | None,
         settings: tuple[str, ...],
@@ -227,6 +228,11 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
             require_one_budget(settings)
             typed.append(f"budget.limit={format_money(budget_micro)}")
+        if accelerators is not None and instance_type is not None:
+            message = "--accelerators and --instance-type both name the machines"
+            raise UsageError(message, hint="give one of them: an instance type has its own accelerators")
+        if accelerators is not None:
+            typed += [f"resources.accelerators={json.dumps(accelerators)}", "resources.instance_type=null"]
         if instance_type is not None:
             typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
         if spot is not None:
@@ -273,6 +279,7 @@ _CONFIG_OPTIONS = (
         help="Override backend. Several: names with commas, `all` that the file has, or `cheapest`.",
     ),
     click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Override resources.instances."),
+    click.option("--accelerators", metavar="TYPE:N", help="Override resources.accelerators, as in A100:8."),
     click.option("--instance-type", metavar="NAME", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
     set_option,

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 @click.command(
     "plan",
-    epilog=examples(
-        "cloudtrain plan --backend all", "cloudtrain plan --backend vertex --set resources.accelerators=A100:8"
-    ),
+    epilog=examples("cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8"),
 )
 @config_options
 @click.option(

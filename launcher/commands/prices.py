@@ -30,7 +30,9 @@ PERCENT = 0.0005  # a share; a smaller difference is no change of the price
 
 @click.group("prices", invoke_without_command=True)
 @click.option("--backend", shell_complete=completes("backends"), help="Only of this backend.")
-@click.option("--accelerator", help="Of machines with these: A100:8, or A100 in any number.")
+@click.option(
+    "--accelerators", "--accelerator", "accelerator", help="Of machines with these: A100:8, or A100 in any number."
+)
 @click.option("--region", help="Only in this region.")
 @click.option("--type", "instance_type", help="Only of this machine type.")
 @click.option("--spot/--on-demand", "is_spot", default=None, help="Only spot prices, or only prices on demand.")

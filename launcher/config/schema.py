@@ -90,7 +90,7 @@ class Resources(Section):
         None, "Type and count per instance (default 1), for each backend's machine type; local takes its own.", "A100:8"
     )
     instance_type: Text | None = key(
-        None, "The backend's own machine type, in place of `accelerators`.", "ml.p4d.24xlarge"
+        None, "The backend's own machine type, in any case, in place of `accelerators`.", "ml.p4d.24xlarge"
     )
     spot: bool = key(
         False, "Take interruptible machines: cheaper, and resumed from the last checkpoint when taken away.", True

@@ -125,7 +125,7 @@ def advice(backend: str, wanted: str) -> str:
         there = f"there are {', '.join(sorted(kinds))}; or name a machine by `instance_type`"
         return "; ".join(filter(None, [unknown(wanted), there])).replace("?;", "?")
     existing = ", ".join(f"{name}:{count}" for count in sorted(counts))
-    return f"existing: {existing}; `cloudtrain prices --accelerator {name}` lists the machines"
+    return f"existing: {existing}; `cloudtrain prices --accelerators {name}` lists the machines"
 
 
 def unpriced(backend: str, name: str, where: str) -> str:

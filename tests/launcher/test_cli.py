@@ -465,6 +465,30 @@ def test_unknown_accelerator_is_named(cli: Any, project: MakeProject, line: str,
     assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "code", "said"),
+    [
+        ("plan", ("--accelerators", "A100:8"), 0, "a2-highgpu-8g"),
+        ("plan", ("--accelerators", "nvidia-tesla-a100:2"), 0, "a2-highgpu-2g"),
+        ("plan", ("--accelerators", "l4"), 0, "g2-standard-4"),
+        ("submit", ("--dry-run", "--accelerators", "A100:4"), 0, "a2-highgpu-4g"),
+        ("rehearse", ("--accelerators", "8xA100"), 3, "did you mean `A100:8`?"),
+        ("plan", ("--accelerators", "type=nvidia-tesla-t4,count=1"), 3, "did you mean `nvidia-tesla-t4:1`?"),
+        ("plan", ("--accelerators", "A100:8", "--instance-type", "a2-highgpu-8g"), 2, "give one of them"),
+    ],
+)
+def test_accelerators_are_an_option(
+    cli: Any, project: MakeProject, command: str, words: tuple[str, ...], code: int, said: str
+) -> None:
+    """`--accelerators` replaces the file's machines, also an `instance_type`."""
+    folder = project(
+        "resources: {instance_type: n1-standard-8}\n"
+        "vertex: {project: my-project, location: us-central1, staging_bucket: gs://my-bucket}\n"
+    )
+    done = cli(command, "--backend", "vertex", *words, cwd=folder)
+    assert (done.code, said in done.stdout + done.stderr) == (code, True), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("backend", ["local", "ssh", "sagemaker", "azureml", "vertex"])
 def test_miswritten_accelerators_are_refused_with_the_right_form(cli: Any, project: MakeProject, backend: str) -> None:
     """`validate` refuses `A100x8` on each backend, once, and the hint has the type and the count from the config."""
@@ -476,8 +500,8 @@ def test_miswritten_accelerators_are_refused_with_the_right_form(cli: Any, proje
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ("sagemaker", "A100:8; `cloudtrain prices --accelerator A100` lists"),
-        ("azureml", "A100:4, A100:8; `cloudtrain prices --accelerator A100` lists"),
+        ("sagemaker", "A100:8; `cloudtrain prices --accelerators A100` lists"),
+        ("azureml", "A100:4, A100:8; `cloudtrain prices --accelerators A100` lists"),
         ("vertex", "A100:8, A100:16; or name `instance_type`"),
     ],
 )

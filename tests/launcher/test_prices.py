@@ -30,7 +30,7 @@ def aws_cli(cli: Any, aws: Aws) -> Any:
 
 def test_prices_are_sorted_by_the_counted_price(cli: Any) -> None:
     """Rows have the price per GPU, kind, age and origin; types without a price come last, without a figure."""
-    lines = cli("prices", "--accelerator", "h100:8", "--backend", "sagemaker", "--wide").stdout.splitlines()
+    lines = cli("prices", "--accelerators", "h100:8", "--backend", "sagemaker", "--wide").stdout.splitlines()
     assert lines[0].split()[:4] == ["COUNTED", "PER", "GPU", "TYPE"]
     assert re.match(
         r"63\.2960 +7\.9120 +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +63\.2960 +\d+d +0% +quoted", lines[1]
@@ -71,7 +71,7 @@ def test_prices_are_filtered(cli: Any) -> None:
     large = cli("prices", "--json", "--accelerator", "A100-80GB:8").json["prices"]
     assert {each["instance_type"] for each in large} >= {"ml.p4de.24xlarge", "a2-ultragpu-8g"}
     assert "ml.p4d.24xlarge" not in {each["instance_type"] for each in large}
-    spot = cli("prices", "--json", "--accelerator", "A100:8", "--spot").json["prices"]
+    spot = cli("prices", "--json", "--accelerator", "nvidia-tesla-a100:8", "--spot").json["prices"]
     assert {each["kind"] for each in spot} == {"spot"}
     (one,) = cli("prices", "--json", "--type", "ml.g5.12xlarge", "--region", "us-west-2").json["prices"]
     assert (one["usd_per_hour"], one["derived"], one["own"]) == (7.09, False, False)
@@ -87,7 +87,7 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("--type", "p4d.24xlarge"), 0, "did you mean `ml.p4d.24xlarge`"),
         (("--region", "us-est-1"), 0, "did you mean `us-east-1`"),
         (("--region", "mars", "--backend", "sagemaker"), 0, "there are eu-west-1, us-east-1, us-west-2"),
-        (("--accelerator", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
+        (("--accelerators", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
         (("--backend", "local"), 0, "write local.price_per_hour"),
         (("--accelerator", "H100:7"), 0, "leave a filter out"),
         (("refresh",), 2, "no region with usable prices"),
