@@ -14,8 +14,11 @@ import csv
 import io
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from cloudtrain.backends.vertex.machine import label_of
+from cloudtrain.backends.vertex.machine_types import choices
 from cloudtrain.backends.vertex.prices import FEE
 
 BACKENDS = Path(__file__).parents[1] / "backends"
@@ -34,6 +37,23 @@ COLUMNS = {  # ours: theirs
 }
 RULE = "; on demand: Compute Engine's x 1.15"
 SPOT_RULE = "; spot: Compute Engine's + 0.15 x its on demand"
+# Accelerators for N1 machines: name, GiB, and by region Compute Engine's prices of one, on demand and spot.
+ATTACHED: dict[str, tuple[str, int, dict[str, tuple[float, float]]]] = {
+    "NVIDIA_TESLA_T4": (
+        "T4",
+        16,
+        {"us-central1": (0.35, 0.175), "us-east4": (0.37, 0.1644), "europe-west4": (0.3675, 0.175)},
+    ),
+    "NVIDIA_TESLA_V100": ("V100", 16, {"us-central1": (2.48, 1.0885), "europe-west4": (2.604, 1.0443)}),
+    "NVIDIA_TESLA_P100": ("P100", 16, {"us-central1": (1.46, 0.7034), "europe-west4": (1.533, 0.2341)}),
+    "NVIDIA_TESLA_P4": (
+        "P4",
+        8,
+        {"us-central1": (0.6, 0.2236), "us-east4": (0.6, 0.1734), "europe-west4": (0.63, 0.132)},
+    ),
+}
+ATTACHED_AS_OF = "<=2026 (undated)"
+ATTACHED_SOURCE = "the GPUs: skypilot-org/skypilot-catalog catalogs/v8/gcp/vms.csv @006059e (Compute Engine)"
 # Where its collector found a text again: of no use to anybody else.
 _PLACES = ((r" \(text index id \d+\)| \(pages corpus\)", ""), (r"\(text index id \d+; ", "("))
 _PLACES += ((r"text index id \d+ \(specs only\)", "specifications only"),)
@@ -62,7 +82,9 @@ def table(facts: str) -> str:
     writer.writeheader()
     for number, row in enumerate(csv.DictReader(facts.splitlines()), 2):
         try:
-            writer.writerow(_vertex(row) if row["backend"] == "vertex" else _taken(row))
+            ours = _vertex(row) if row["backend"] == "vertex" else _taken(row)
+            writer.writerow(ours)
+            writer.writerows(_attached(ours) if ours["accelerator"].startswith("(host for ") else ())
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"line {number}: {error!r}") from error
     return text.getvalue()
@@ -94,6 +116,27 @@ def _vertex(row: dict[str, str]) -> dict[str, str]:
     if infra and spot and float(spot) < float(infra):  # one that is no lower is a gap that somebody has filled in
         reduced, origin = repr(round(with_fee_usd(float(spot), float(infra)), 6)), f"{origin}{SPOT_RULE}"
     return ours | {"usd_per_hour": own, "spot_usd_per_hour": reduced, "derived": derived, "source": origin}
+
+
+def _attached(host: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of the host with each legal number of accelerators: the sum of both prices with the fee."""
+    for kind, counts in choices(host["instance_type"]).items():
+        name, memory_gib, usd = ATTACHED[kind]
+        for count in counts if host["region"] in usd else ():
+            on_demand, spot = usd[host["region"]]
+            with_gpus = float(host["usd_per_hour"]) + count * standard_usd(on_demand)
+            reduced = float(host["spot_usd_per_hour"]) + count * with_fee_usd(spot, on_demand)
+            yield host | {
+                "instance_type": label_of(host["instance_type"], kind, count),
+                "accelerator": name,
+                "count": str(count),
+                "accelerator_memory_gib": str(memory_gib),
+                "usd_per_hour": repr(round(with_gpus, 6)),
+                "spot_usd_per_hour": repr(round(reduced, 6)),
+                "derived": "yes",
+                "as_of": ATTACHED_AS_OF,
+                "source": f"{ATTACHED_SOURCE}{RULE}{SPOT_RULE}; the machine: {host['source']}",
+            }
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,7 @@ from functools import partial
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CloudtrainError
-from cloudtrain.launcher.metering.rate import Machine
+from cloudtrain.launcher.metering.rate import Kind, Machine
 from cloudtrain.launcher.planning.request_rules import part
 from cloudtrain.launcher.prices.refreshing import compared
 
@@ -57,8 +57,8 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
         entry = {"path": uri, "type": request.type_of(uri), **part(part(block.raw, "inputs"), name)}
         yield _tried(f"input {name}", files.look, access, name, entry)
     if machine.instance_type and (region := block.region):
-        at = -1 if config.resources.spot else 0
-        yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,))[at], machine.rates)
+        kind: Kind = "spot" if config.resources.spot else "on_demand"
+        yield compared(lambda: prices.quotes(access.azure, None, region, (machine.instance_type,)), machine.rates, kind)
 
 
 def _signed_in(azure: Azure, cloud: str) -> Check:

@@ -54,7 +54,7 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
     yield _tried("quota", _quota, access, what, config.resources.instances)
     types = (machine.instance_type,)
-    yield compared(lambda: prices.quotes(access.clients, config, access.region, types)[0], machine.rates)
+    yield compared(lambda: prices.quotes(access.clients, config, access.region, types), machine.rates)
     yield _image(config, access.region, machine)
     for name, uri in config.inputs.items():
         if addresses.in_bucket(uri, "s3") is None:

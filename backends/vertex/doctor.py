@@ -17,6 +17,7 @@ from ..cloud import unasked
 from . import api, files, jobs, logs, prices_list
 from .api import Google, GoogleError, VertexAccess
 from .machine import MachineChoice, block_of, choose, kind_of, place_of, project_of, region_of
+from .prices import rate_kind
 
 
 def checks(google: Google, config: JobConfig | None) -> list[Check]:
@@ -50,10 +51,11 @@ def _of_job(config: JobConfig, access: VertexAccess) -> Iterator[Check]:
         yield _tried("secrets", _secrets, access)
     attached = (choice.accelerator, choice.count) if choice.label != choice.machine_type else (None, 0)
 
-    def quote() -> Quote:
-        return prices_list.of_machine(prices_list.listed(access), choice.machine_type, *attached, kind)
+    def quotes() -> list[Quote]:
+        listed = prices_list.listed(access)
+        return [prices_list.of_machine(listed, choice.machine_type, *attached, way) for way in prices_list.WAYS]
 
-    yield compared(quote, choice.machine.rates)
+    yield compared(quotes, choice.machine.rates, rate_kind(kind))
 
 
 def _tried(name: str, ask: Callable[..., Check], *args: Any) -> Check:

@@ -19,7 +19,7 @@ from ..metering.rate import stale
 from ..money.budget_preview import books_of
 from ..plan import Plan
 from ..planning.plan_text import provenance
-from ..planning.prepare import Prepared
+from ..planning.prepare import Prepared, refresh_words
 from ..planning.request_rules import notes_of
 from ..text.tables import hidden, table, wrapped
 
@@ -112,10 +112,11 @@ def lines(found: Sequence[BackendOffer], columns: int | None = None) -> list[str
     """Return the table, with what an offer has to say for itself, and the problems of each backend without a plan."""
     rows = [_row(offer) for offer in found]
     shown = table(HEAD, rows, drop=DROPPED, shorten={"machine": 12}, below="price", columns=columns)
+    files = [each.prepared.config_file for each in found if each.prepared]
     old = ", ".join(each.backend for each in found if each.plan and stale(each.plan.price_as_of))
     notes = [
         *hidden(HEAD[:-1], shown),
-        *([f"old prices of {old}: cloudtrain prices refresh"] if old else []),
+        *([f"old prices of {old}: {refresh_words(files[0])}"] if old else []),
         *(
             f"worst case of {each.backend}: {each.plan.terms.starts} starts by the platform, a budget allows one"
             for each in found

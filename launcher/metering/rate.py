@@ -121,10 +121,10 @@ def uncertainty(rates: Mapping[Kind, Rate], kind: Kind) -> float:
 
 
 def stale(as_of: str | None) -> str | None:
-    """Return a plan's warning about a price of the given day; None if recent or without a date."""
+    """Return a plan's words on the age of a price of the given day; None if recent or without a date."""
     day = _first_day(as_of or "")
     age = 0 if day is None else (today() - day).days
-    return f"price {age} days old: cloudtrain prices refresh" if age > STALE_DAYS else None
+    return f"price {age} days old" if age > STALE_DAYS else None
 
 
 def _first_day(text: str) -> datetime.date | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
+from ..config import DEFAULT_FILE
 from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
@@ -95,7 +97,8 @@ def prepare(
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
     own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder, plan.ranks))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
-    notes = (*request.notes, *parent, *_warnings(config, request, plan))
+    warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
+    notes = (*request.notes, *parent, *warned)
     warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
     return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
@@ -192,6 +195,19 @@ def few_averages(config: JobConfig) -> Iterator[str]:
         )
 
 
+def refresh_words(config_file: Path, *options: str) -> str:
+    """Return the command that reads the prices of the file's machines again, for a shell."""
+    file = [] if str(config_file) == DEFAULT_FILE else ["-f", str(config_file)]
+    return shlex.join(["cloudtrain", "prices", "refresh", *file, *options])
+
+
+def _old_price(backend: backends.Backend, config: JobConfig, plan: Plan, config_file: Path) -> Iterator[str]:
+    if plan.price_micro and (old := stale(plan.price_as_of)):
+        region = backend.price_region(config) if isinstance(backend, backends.Priced) else None
+        where = ["--region", region] if region else []  # it may come from an option or the environment
+        yield f"{old}: {refresh_words(config_file, '--backend', config.backend, *where)}"
+
+
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
     runs_here = traits(config.backend).runs_here
@@ -201,8 +217,6 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
-    if plan.price_micro and (old := stale(plan.price_as_of)):
-        yield old
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         always = "to have them always: cloudtrain watch --install"
         yield f"retries happen only while a cloudtrain command follows the job; {always}"

@@ -117,27 +117,33 @@ def refresh(
     return changes, damaged
 
 
-def compared(ask: Callable[[], Quote], known: Mapping[Kind, Rate]) -> Check:
-    """Return a check of the vendor's price today against the known price, with advice if they differ.
+def compared(ask: Callable[[], Sequence[Quote]], known: Mapping[Kind, Rate], kind: Kind = "on_demand") -> Check:
+    """Return a check of the vendor's price of the kind today beside the known price; store all read prices.
 
     A price list that cannot be read is a warning, never an error.
     """
     try:
-        quote = ask()
+        quotes = ask()
     except CloudtrainError as error:
         return Check("price", "warn", error.message, error.hint or "a job does not need it")
+    quote = next((each for each in quotes if each.key.kind == kind), quotes[0])
     key, rate = quote.key, quote.rate
-    cure = f"cloudtrain prices refresh --backend {key.backend}"
     if rate is None:
         return Check("price", "warn", quote.reason, f"is it the right region? Else set {key.backend}.price_per_hour")
     text = f"{key.instance_type} in {key.region}: {rate.usd:.3f} USD an hour, {key.kind.replace('_', ' ')}"
     text = f"{text}, by {rate.source}"
+    try:
+        if why := own.refusal(quote):
+            raise ConfigError(f"the list has an invalid price: {why}", hint=f"set {key.backend}.price_per_hour")
+        own.add(quotes)
+    except ConfigError as error:
+        return Check("price", "warn", f"{text}; not kept: {error.message}", error.hint)
     ours = known.get(key.kind)
     if ours is None:
-        return Check("price", "warn", text, f"our table knows none: {cure}")
-    if abs(rate.usd - ours.usd) > DIFFERENCE * ours.usd:
-        return Check("price", "warn", text, f"our table says {ours.usd:.3f}, as of {ours.as_of}: {cure}")
-    return Check("price", "ok", text)
+        text += "; before, none was known"
+    elif abs(rate.usd - ours.usd) > DIFFERENCE * ours.usd:
+        text += f"; before, {ours.usd:.3f} was known, as of {ours.as_of}"
+    return Check("price", "ok", f"{text}; kept for plans")
 
 
 def _regions(name: str, config: JobConfig | None) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ def test_valid_setup_passes_all_checks(cli: Any, folder: Path) -> None:
     checks = {name: verdict for name, (verdict, _) in found.items() if name != "price"}
     assert checks == dict.fromkeys(("credentials", "workspace", "datastore", "key vault"), "ok")
     assert "by Azure Retail Prices" in found["price"][1]
+    assert "read from the vendor's list, 0 days old" in cli("plan", cwd=folder).stdout
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import events
+from cloudtrain.launcher.prices import own
 from doubles.aws.handle import ROLE, Aws
 from doubles.waiting import until
 
@@ -374,6 +375,7 @@ def test_doctor_passes_a_valid_setup(doctor: Checks, account: Aws) -> None:
     )
     assert found["quota"][1] == "10000 instances of `ml.g5.xlarge for training job usage`"
     assert "1.408 USD an hour, on demand, by AWS Price List, Training" in found["price"][1]
+    assert own.rates("sagemaker", "ml.g5.xlarge", "us-east-1")["on_demand"].usd == 1.408
 
 
 def test_doctor_without_a_price_list_only_warns(doctor: Checks, account: Aws) -> None:

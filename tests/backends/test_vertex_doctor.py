@@ -152,13 +152,16 @@ def test_unavailable_service_is_no_fault_of_the_users(doctor: Any, google: Googl
 
 
 def test_changed_price_is_reported(doctor: Any, google: Google, home: Path) -> None:
-    """The plan uses our table or earlier readings: the difference is reported with a remedy."""
+    """The plan uses our table or earlier readings: the difference is reported, and the plan uses the price read now."""
     verdict, words = doctor(resources={"accelerators": "T4:1"})["price"]
-    assert (verdict, "our table knows none: cloudtrain prices refresh --backend vertex" in words) == ("warn", True)
+    assert (verdict, words.rstrip().endswith("kept for plans")) == ("ok", True), words
+    kept = own.rates("vertex", "n1-standard-4 + 1 x NVIDIA_TESLA_T4", REGION)
+    assert {"on_demand", "spot"} <= set(kept)
     key, rate = Key("vertex", "n1-standard-4", REGION, "on_demand"), Rate(0.1, "2026-11-20", "another list")
     own.add([Quote(key, rate)])
     verdict, words = doctor()["price"]
-    assert (verdict, "our table says 0.100, as of 2026-11-20: cloudtrain prices" in words) == ("warn", True)
+    assert (verdict, "before, 0.100 was known, as of 2026-11-20; kept for plans" in words) == ("ok", True), words
+    assert own.rates(*key[:3])["on_demand"].usd > rate.usd
 
 
 def test_text_report_has_remedies_and_a_code(vertex: Any, tmp_path: Path, google: Google) -> None:

@@ -280,6 +280,10 @@ PARTS = [
     sku("G4 Instance Core running in Iowa", 0.04891),
     sku("G4 Instance Ram running in Iowa", 0.00587, "GiBy.h"),
     sku("RTX 6000 96GB running in Iowa", 1.09565),
+    sku("Nvidia Tesla T4 GPU running in Americas", 0.35),
+    sku("Nvidia Tesla V100 GPU running in Americas", 2.48),
+    sku("Nvidia Tesla P100 GPU running in Americas", 1.46),
+    sku("Nvidia Tesla P4 GPU running in Americas", 0.6),
 ]
 PRICED = [row["instance_type"] for row in catalog.rows("vertex") if row["region"] == REGION]
 
@@ -292,9 +296,9 @@ def test_parts_make_the_tables_price(machine_type: str) -> None:
     """
     machine = catalog.by_type("vertex", machine_type, REGION)
     assert machine.hourly_usd is not None
-    get = served(PARTS, [])
-    assert priced(get, machine_type, "reservation").total_usd == pytest.approx(machine.hourly_usd, rel=2e-3)
-    assert machine.hourly_usd * 0.99 < priced(get, machine_type, "standard").total_usd < machine.hourly_usd * 1.001
+    get, (name, *attached) = served(PARTS, []), prices_list._machine(machine_type)
+    assert priced(get, name, "reservation", *attached).total_usd == pytest.approx(machine.hourly_usd, rel=2e-3)
+    assert machine.hourly_usd * 0.99 < priced(get, name, "standard", *attached).total_usd < machine.hourly_usd * 1.001
 
 
 def test_slice_price_is_for_the_whole_machine() -> None:

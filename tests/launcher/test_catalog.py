@@ -10,7 +10,8 @@ import pytest
 from cloudtrain.launcher.prices import catalog
 
 ROWS = [row for backend in catalog.backends() for row in catalog.rows(backend)]
-VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hour"]]
+ATTACHED = [row for row in ROWS if " + " in row["instance_type"]]
+VERTEX = [row for row in ROWS if row["backend"] == "vertex" and row["usd_per_hour"] and row not in ATTACHED]
 
 
 def test_rows_of_the_table_are_sound() -> None:
@@ -28,7 +29,7 @@ def test_spot_costs_less() -> None:
     both = [row for row in ROWS if row["spot_usd_per_hour"] and row["usd_per_hour"]]
     assert {row["backend"] for row in both} == {"azureml", "vertex"}
     assert [row for row in both if float(row["spot_usd_per_hour"]) >= float(row["usd_per_hour"])] == []
-    assert len(VERTEX) == 90
+    assert (len(VERTEX), len(ATTACHED)) == (90, 114)
     for row in VERTEX:
         on_demand = float(row["usd_per_hour"]) / 1.15
         infra = float(row["spot_usd_per_hour"]) - 0.15 * on_demand
@@ -50,6 +51,21 @@ def test_vertex_price_is_compute_engines_with_the_fee(instance_type: str, infra:
     machine = catalog.by_type("vertex", instance_type, "us-central1")
     assert machine.hourly_usd == pytest.approx(1.15 * infra, abs=1e-6)
     assert machine.rates["spot"].usd == pytest.approx(infra_spot + 0.15 * infra, abs=1e-6)
+
+
+def test_attached_accelerators_have_a_price_each() -> None:
+    """A machine with twice the T4s costs the same machine and twice the T4s, on demand and spot."""
+    hosts = {(row["instance_type"], row["region"]): row for row in VERTEX}
+    each: dict[tuple[str, str], list[float]] = {}
+    for row in ATTACHED:
+        host = hosts[row["instance_type"].partition(" + ")[0], row["region"]]
+        prices = ("usd_per_hour", "spot_usd_per_hour")
+        usd = [(float(row[key]) - float(host[key])) / int(row["count"]) for key in prices]
+        assert usd == pytest.approx(each.setdefault((row["accelerator"], row["region"]), usd), abs=1e-5), row
+        assert 0.15 < usd[1] / usd[0] < 0.65, row
+        assert row["derived"] == "yes"
+    assert each["T4", "us-central1"] == pytest.approx([1.15 * 0.35, 0.175 + 0.15 * 0.35], abs=1e-5)
+    assert {name for name, _ in each} == {"T4", "V100", "P100", "P4"}
 
 
 @pytest.mark.parametrize("family", ["a2-highgpu", "a2-ultragpu", "a3-highgpu", "g4-standard", "n1-standard"])
@@ -83,10 +99,13 @@ def test_unknown_names_are_answered_with_known_ones() -> None:
 
 
 def test_accelerators_are_found_by_their_name() -> None:
-    """`H100:8` is a3, the cheaper type first; the host of T4s (n1) is not found."""
+    """`H100:8` is a3, the cheaper type first; a host of T4s (n1) is found with its T4s only, the smallest first."""
     found = catalog.by_accelerators("vertex", "h100:8", "us-east4")
     assert [machine.instance_type for machine in found] == ["a3-highgpu-8g", "a3-megagpu-8g"]
-    assert catalog.by_accelerators("vertex", "T4:1", "us-central1") == []
+    found = catalog.by_accelerators("vertex", "T4:1", "us-central1")
+    assert [machine.instance_type for machine in found][:1] == ["n1-standard-4 + 1 x NVIDIA_TESLA_T4"]
+    # 1.15 x (4 x 0.031611 + 15 x 0.004237 + 0.35), by Compute Engine's prices of cores, memory and the GPU.
+    assert found[0].hourly_usd == pytest.approx(0.621, abs=1e-3)
     for backend, wanted, name in (
         ("sagemaker", "A100-80GB:8", "ml.p4de.24xlarge"),
         ("sagemaker", "A100-40GB:8", "ml.p4d.24xlarge"),

@@ -39,7 +39,7 @@ def test_prices_are_sorted_by_the_counted_price(cli: Any) -> None:
     usd = [one["counted_usd_per_hour"] for one in found]
     known = [one for one in usd if one is not None]
     assert known == sorted(known)
-    assert (len(found), None in known, usd[len(known) :]) == (418, False, [None] * 18)
+    assert (len(found), None in known, usd[len(known) :]) == (646, False, [None] * 18)
     spot = [one for one in found if one["spot"]]
     assert {one["kind"] for one in spot} == {"spot"}
     assert all(one["uncertainty"] >= 1 for one in found)
@@ -47,7 +47,7 @@ def test_prices_are_sorted_by_the_counted_price(cli: Any) -> None:
 
 def test_prices_of_a_config_cover_its_machines(cli: Any, project: Callable[..., Path]) -> None:
     """A machine without a price is named with the reason, and an option shows all machines."""
-    clouds = "vertex: {project: a-project, location: us-central1, staging_bucket: gs://b-uc}\n"
+    clouds = "vertex: {project: a-project, location: us-west1, staging_bucket: gs://b-uc}\n"
     folder = project(CPU_JOB.replace("instance_type: ml.m5.xlarge", "accelerators: T4:1") + clouds)
     done = cli.ok("prices", cwd=folder)
     assert done.stdout.split()[:9] == ["BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT", "MOST", "AGE"]
@@ -180,10 +180,15 @@ def test_unwritable_home_folder_is_reported_before_the_vendor_is_queried(
 
 
 def test_old_price_has_a_note_in_the_plan(cli: Any, project: Callable[..., Path]) -> None:
-    """The note has the command for a refresh."""
+    """The note has the whole command for a refresh, also of another file and of a region from the command line."""
     folder = project(CPU_JOB.replace("ml.m5.xlarge", "ml.g5.12xlarge").replace("us-east-1", "eu-west-1"))
     done = cli("plan", cwd=folder)
-    assert re.search(r"price \d+ days old: cloudtrain prices refresh", done.stdout), done.stdout
+    command = r"price \d+ days old: cloudtrain prices refresh{} --backend sagemaker --region {}\n"
+    assert re.search(command.format("", "eu-west-1"), done.stdout), done.stdout
+    (folder / "cloudtrain.yaml").rename(folder / "my job.yaml")
+    there = cli("plan", "-f", "my job.yaml", "--set", "sagemaker.region=us-east-1", cwd=folder)
+    assert re.search(command.format(" -f 'my job.yaml'", "us-east-1"), there.stdout), there.stdout
+    (folder / "my job.yaml").rename(folder / "cloudtrain.yaml")
     assert json.loads(cli("plan", "--json", cwd=folder).stdout)["uncertainty"] >= 1.1025  # more each half year
 
 

