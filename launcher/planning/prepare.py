@@ -14,7 +14,6 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
-from ..config import DEFAULT_FILE
 from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
@@ -197,6 +196,8 @@ def few_averages(config: JobConfig) -> Iterator[str]:
 
 def refresh_words(config_file: Path, *options: str) -> str:
     """Return the command that reads the prices of the file's machines again, for a shell."""
+    from ..config import DEFAULT_FILE  # `--help` reads no config
+
     file = [] if str(config_file) == DEFAULT_FILE else ["-f", str(config_file)]
     return shlex.join(["cloudtrain", "prices", "refresh", *file, *options])
 

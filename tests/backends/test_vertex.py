@@ -279,7 +279,8 @@ def test_boot_wheel_is_installable_by_pip(tmp_path: Path) -> None:
         (["vertex.location=us-west9"], None, "us-west9"),
         (["vertex.price_per_hour=2.50 USD"], 2.5, "vertex.price_per_hour"),
         (["vertex.scheduling=flex_start"], 33.795142 + DISK, "upper bound"),
-        (["resources.accelerators=T4:1"], None, "n1-standard-4 + 1 x NVIDIA_TESLA_T4"),
+        (["resources.accelerators=T4:1"], 0.620999 + DISK, "n1-standard-4 + 1 x NVIDIA_TESLA_T4, derived"),
+        (["resources.accelerators=T4:1", "vertex.location=us-west9"], None, "n1-standard-4 + 1 x NVIDIA_TESLA_T4"),
     ],
     ids=str,
 )
