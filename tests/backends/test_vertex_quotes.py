@@ -43,9 +43,9 @@ def test_machines_are_summed_for_every_kind(vertex: Any, google: Google) -> None
 
 
 def test_plan_uses_refreshed_prices(vertex: Any, google: Google, tmp_path: Path) -> None:
-    """The table lacks T4s; the plan uses the price of the requested kind."""
+    """The table lacks T4s on n1-highmem-8; the plan uses the price of the requested kind."""
     (tmp_path / "loop.py").write_text("print('x')\n")
-    block = {"project": PROJECT, "location": REGION, "staging_bucket": BUCKET}
+    block = {"project": PROJECT, "location": REGION, "staging_bucket": BUCKET, "machine_type": "n1-highmem-8"}
     config = {"name": "j", "backend": "vertex", "script": "loop.py", "vertex": block}
     config["resources"] = {"accelerators": "T4:2"}
     (tmp_path / "cloudtrain.yaml").write_text(json.dumps(config))
