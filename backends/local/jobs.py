@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -137,9 +138,10 @@ def locks_of(home: Path, body: dict[str, Any]) -> dict[str, Any]:
     return {**found, "queue": {**queue, **seat, "time_s": time.time()}}
 
 
-def starter(folder: Path) -> subprocess.Popen[str]:
-    """Return the process that starts agents at a message; without a message, as after an error here, it ends."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def starter(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Yield the process that starts agents at a message; without a message, as after an error here, it ends."""
+    with subprocess.Popen(
         [sys.executable, "-m", "cloudtrain.entrypoints.agent.starting"],
         cwd=folder,  # `-m` searches the current folder first, and the user's folder may hold a signal.py
         stdin=subprocess.PIPE,
@@ -147,7 +149,12 @@ def starter(folder: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        except KeyboardInterrupt:  # for which Popen waits a quarter of a second alone
+            process.communicate()
+            raise
 
 
 def start_agents(starter: subprocess.Popen[str], folder: Path, specs: list[AgentSpec], locks: dict[str, Any]) -> None:

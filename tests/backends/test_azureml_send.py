@@ -109,7 +109,7 @@ def test_removed_job_leaves_nothing_of_its_own_in_the_store(cli: Any, folder: Pa
     cli.ok("stop", "one", "--now", "-y")
     until(lambda: cli("status", "one", "--json").json["state"] not in ("running", "pending", "stopping"))
     before = azure_account.blobs()
-    assert "paths/cloudtrain/jobs/one  (size unknown)  stays: --everywhere" in cli("rm", "one").stderr
+    assert "paths/cloudtrain/jobs/one  4 B  stays: --everywhere" in cli("rm", "one").stderr
     cli.ok("rm", "-y", "--everywhere", "one")
     assert azure_account.blobs() == [name for name in before if "/one/" not in name]
     assert len(before) == len(azure_account.blobs()) + 2

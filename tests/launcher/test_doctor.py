@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import sys
 import threading
 import venv
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from cloudtrain.backends.local.backend import LocalBackend
 from cloudtrain.launcher.backend import Check
 from cloudtrain.launcher.backend_table import BUILT_IN
 from cloudtrain.launcher.commands import doctor as checks
 from cloudtrain.launcher.errors import CredentialError
 from cloudtrain.launcher.job import Job, State
+from cloudtrain.launcher.text.extras import install
 
 # No metadata server is queried.
 GOOGLE = {"GOOGLE_CLOUD_PROJECT": "a-project", "GOOGLE_CLOUD_LOCATION": "us-central1", "NO_GCE_CHECK": "true"}
@@ -73,6 +76,13 @@ def test_local_looks_at_the_jobs_interpreter(cli: Any, folder: Path, tmp_path: P
     done = cli("doctor", "local", "--json", cwd=folder)
     check = named(done.json["local"], "torch")
     assert (check["verdict"], words in check["found"], "local.python" in check["cure"]) == ("fail", True, True)
+
+
+def test_missing_torch_beside_cloudtrain_has_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `local.python` the cure is the extra of this installation."""
+    venv.create(tmp_path / "env", symlinks=True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env/bin/python"))
+    assert LocalBackend().doctor(None)[1].cure == install("local")
 
 
 def test_option_names_the_backend(cli: Any, folder: Path) -> None:

@@ -44,7 +44,6 @@ LOGIN = ("client_id", "client_secret", "refresh_token")
         ("requests", "vertex", ["doctor", "vertex", "-f", "cloudtrain.yaml"]),
         ("requests", "azureml", ["prices", "refresh", "--backend", "azureml", "--region", "eastus"]),
         ("google", "vertex", ["prices", "refresh", "--backend", "vertex", "-f", "cloudtrain.yaml"]),
-        ("torch", "local", ["doctor", "local"]),
         ("torch", "local", ["rehearse"]),
         ("starlette", "server", ["ui", "--no-open"]),
         ("apprise", "apprise", ["notify"]),
