@@ -1,4 +1,4 @@
-"""Notes on the code that a config names: guesses from the text of its files, which warn before a submit."""
+"""Notes on the code of a config: guesses from the text of the files, as warnings before a submit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .schemafaults import quoted
 _SUBMODULE = re.compile(r"^[ \t]*path[ \t]*=(.+)$", re.MULTILINE)
 _OF_TORCH = re.compile(r"""^[\s"']*torch\s*(={2,3}\s*[\w.+*]+)""", re.MULTILINE)
 _LISTS = re.compile(r"^# dependencies\s*=", re.MULTILINE)
-# A file that a script saves; a folder that outlives the node; an option that continues from a checkpoint.
+# The call by which a script saves a file; a folder kept after the end; an option to continue from a checkpoint.
 _SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
 _SCHEMES = "|".join(["abfs", *(name for name in STORES if name != "file")])
 _FOLDERS = re.compile(rf"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:{_SCHEMES})://|SM_MODEL_DIR|AIP_\w+_DIR")
@@ -30,7 +30,7 @@ _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|chec
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
 )
-# A file that a command runs itself, or gives to a shell; the first line of a shell script.
+# A file run by a command, or by a shell for the command; the first line of a shell script.
 _RUN = re.compile(r"(?:^\s*|[;&|(]\s*)(?:(?:source|\.|(?:ba|z|k|da)?sh)\s+(?:-\S+\s+)*)?([\w./\\-]+)")
 _SHELL = re.compile(r"#!.*sh\b")
 _IMPORTED = re.compile(r"^(?:import|from)[ \t]+(\w+)", re.MULTILINE)
@@ -40,7 +40,7 @@ _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torche
 _OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
-_OF_DEEPSPEED = {  # options of its launcher, and what takes their place
+_OF_DEEPSPEED = {  # options of the launcher, with a remedy each
     **dict.fromkeys(("hostfile", "include", "exclude"), "`backend: ssh` has machines in `ssh.hosts`"),
     **dict.fromkeys(("num_nodes", "num_gpus"), "`resources.instances` and `distributed.nproc_per_node` count"),
     **dict.fromkeys(("master_addr", "master_port", "launcher", "no_local_rank"), "cloudtrain starts the ranks"),
@@ -84,7 +84,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
 
 
 def _submodules(folder: Path) -> Iterator[str]:
-    """Yield a note for each git submodule in the folder that was not fetched: an empty folder."""
+    """Yield a note for each empty git submodule in the folder."""
     top = next((each for each in (folder, *folder.resolve().parents) if (each / ".git").exists()), folder).resolve()
     for path in map(str.strip, _SUBMODULE.findall(_text(top / ".gitmodules"))):
         place = top / path
@@ -93,7 +93,7 @@ def _submodules(folder: Path) -> Iterator[str]:
 
 
 def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield a note for each list of packages, in a file or in the header of the script, that no node installs."""
+    """Yield a note for each list of packages, in a file or in the header of the script, without an installation."""
     for key, wanted in lists_of_packages(config):
         text = _text(folder / wanted.partition("[")[0])
         read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", text, re.MULTILINE)
@@ -122,7 +122,7 @@ def _lists_packages(text: str) -> bool:
 
 
 def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iterator[str]:
-    """Yield a note for files that are lost, for a missing `resume_args`, and for ranks that do not train together."""
+    """Yield a note for lost files, for a missing `resume_args`, and for ranks that train alone."""
     is_kept = any(not name.startswith("!") for name in config.keep)
     if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
         yield (
@@ -139,7 +139,7 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
 
 
 def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield a note for each file that `setup` runs and bash misreads; the packing notes the scripts that it knows."""
+    """Yield a note for each file of `setup` that bash misreads; the packing has the notes on known scripts."""
     for name in dict.fromkeys(name for line in config.setup for name in _RUN.findall(line)):
         plain = name.replace("\\", "/")
         if plain != name and kind_of(folder / plain) == "file":
@@ -149,7 +149,7 @@ def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
 
 
 def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield a note for an imported package that lies in a folder of the code that is on no path: a `src` layout."""
+    """Yield a note for an imported package in a folder of the code beside the path: a `src` layout."""
     if "PYTHONPATH" in config.env or any("install" in line for line in config.setup):
         return
     paths = (folder, (folder / script).parent, folder / (config.distributed.workdir or ""))
@@ -161,7 +161,7 @@ def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
 
 
 def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
-    """Yield notes on ranks that would look for each other at a place of the script's own, or not know their number."""
+    """Yield notes on ranks that would meet at a place of the script's own, or not know the local rank."""
     if not _PLACES.search(text):
         return
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError), warnings.catch_warnings():
@@ -176,7 +176,7 @@ def _meeting(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 
 def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield a note on settings of `accelerate config` for a script that uses Accelerate, if no key reads them."""
+    """Yield a note on unread settings of `accelerate config` for a script with Accelerate."""
     name, start = config.env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "$"), folder / (config.distributed.workdir or "")
     if not name.startswith("$") and (PurePath(name).is_absolute() or kind_of(start / name) != "file"):
         yield f"{accelerate.KEY}: deepspeed_config_file names {name}, which is not in the shipped code"
@@ -199,7 +199,7 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
 
 
 def _deepspeed(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield notes on what DeepSpeed's launcher would read: its options among `args`, and its file of variables."""
+    """Yield notes on what DeepSpeed's launcher would read: options among `args`, and a file of variables."""
     text, words = _text(folder / script), {word.partition("=")[0] for word in config.args}
     if "deepspeed" not in text and "--deepspeed" not in words:
         return
@@ -230,7 +230,7 @@ def _own_places(body: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _set_variables(node: ast.AST) -> Iterator[tuple[object, ast.expr]]:
-    """Yield each variable of the environment that the statement or call sets, with the value."""
+    """Yield each variable of the environment set by the statement or call, with the value."""
     several: list[ast.expr] = []
     if isinstance(node, ast.Assign) and isinstance(place := node.targets[0], ast.Subscript):
         if isinstance(place.slice, ast.Constant) and ast.unparse(place.value).endswith("environ"):
