@@ -242,7 +242,7 @@ def test_whole_job_of_hostile_strings_works(cli: Any, ssh_pair: Cluster, tmp_pat
     names = {_name(string) for string in STRINGS}
     for name in names:
         (folder / "names" / name).write_text("x")
-    quoted = f'it\'s "a" $(touch {CANARY}) `touch {CANARY}` %h %% ! ~ *'
+    quoted = f'it\'s "a" $(touch {CANARY}) `touch {CANARY}` %h %% ! ~'
     python = ssh_pair.hosts[0].folder / "opt" / quoted
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)

@@ -517,9 +517,12 @@ def test_pairs_know_every_machine_of_the_price_list() -> None:
     rows = csv.DictReader((ROOT / "backends" / "vertex" / "instances.csv").read_text().splitlines())
     seen = 0
     for row in (row for row in rows if row["backend"] == "vertex"):
-        kind, name, count = row["instance_type"], row["accelerator"], int(row["count"])
+        (kind, _, attached), name, count = row["instance_type"].partition(" + "), row["accelerator"], int(row["count"])
         seen += 1
         assert kind in machine_types.KNOWN, kind
+        if attached:
+            assert attached == f"{count} x {machine_types.enum_of(name, kind)}", row
+            continue
         if not count:
             assert {
                 word for name in ("T4", "V100", "P100", "P4") if (word := machine_types.enum_of(name, kind))

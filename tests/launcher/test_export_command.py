@@ -124,7 +124,7 @@ def test_folder_for_a_vendor_is_whole(tmp_path: Path) -> None:
         ("local", "digits", None, "has no endpoints"),
         ("azure", "digits", None, "has no endpoints"),
         ("vertex", "My_Model", None, "cannot name a model"),
-        ("sagemaker", "digits", "g5.xlarge", "not a SageMaker instance type"),
+        ("sagemaker", "digits", "n1-standard-4", "not a SageMaker instance type"),
     ],
 )
 def test_vendor_refuses_before_the_export(
