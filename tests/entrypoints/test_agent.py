@@ -150,9 +150,10 @@ def test_result_of_boot_counts_if_a_signal_kills_boot_at_its_end(finishing: Agen
     assert (finishing.report.phase, finishing.report.code) == ("exited", 0)
 
 
-def test_boot_without_a_result_gives_its_last_words(make: Make) -> None:
+def test_boot_without_a_result_gives_its_last_words(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python did not start, for example by a PYTHONHOME in `env`: `status` has the reason from boot's log."""
     agent = make()
+    monkeypatch.setattr(agent.ranks, "kill_tree", list)  # the children of this process are the tests' stand-ins
     agent.ranks.generation = 1
     (agent.ranks._root / "log" / "boot.log").write_text(
         "ModuleNotFoundError: No module named 'encodings'\n\nThread 1\n"
