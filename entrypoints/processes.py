@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+FORK_S = 0.02  # a fork blocks all signals for less
 TYPE_CHECKING = False  # as in typing: see entrypoints/agent/gpus.py
 if TYPE_CHECKING:
     import subprocess
@@ -186,8 +187,14 @@ def kill(pid: int, signum: int) -> None:
 
 def catches(pid: int, signum: int) -> bool:
     """Return whether the process handles the signal, or waits for it in a thread (Linux): then it does not kill."""
-    masks = [int(_listed(f"/proc/{pid}/status", name) or "0", 16) for name in ("SigBlk:", "SigCgt:")]
-    return any(mask >> (signum - 1) & 1 for mask in masks)
+
+    def has(name: str) -> bool:
+        return bool(int(_listed(f"/proc/{pid}/status", name) or "0", 16) >> (signum - 1) & 1)
+
+    if has("SigCgt:") or not has("SigBlk:"):
+        return has("SigCgt:")
+    time.sleep(FORK_S)
+    return has("SigBlk:")
 
 
 def state(pid: int) -> str:
