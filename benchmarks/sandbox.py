@@ -29,8 +29,9 @@ class Sandbox:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the user's environment, with the private home and a thread a rank."""
-        clean = {key: value for key, value in os.environ.items() if not key.startswith("CLOUDTRAIN_")}
+        """Return the user's environment, with the private home, a thread a rank, and Python's cache of bytecode."""
+        unusual = ("CLOUDTRAIN_", "PYTHONDONTWRITEBYTECODE")
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(unusual)}
         return {**clean, **self.more, "CLOUDTRAIN_HOME": str(self.home), "OMP_NUM_THREADS": "1"}
 
     def start(self, *args: str) -> subprocess.Popen[str]:

@@ -6,8 +6,11 @@ killed a rank, or the rank that failed first. The failures go to CLOUDTRAIN_RESU
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -17,6 +20,8 @@ from typing import Any, NoReturn
 from .. import atomic_json, processes
 from ..rank import variables
 
+STORE_S, LOOK_S = 10.0, 0.01
+
 
 def main(argv: list[str]) -> int:
     """Run torchrun with the arguments; return 0, or 1 if a worker failed or a signal stopped torchrun."""
@@ -25,9 +30,12 @@ def main(argv: list[str]) -> int:
     sys.path += filter(None, os.environ.get(variables.PYTHONPATH, "").split(os.pathsep))
     # A terminal's end, or a user, tells all processes: torchrun would stop its ranks. The ranks unblock the signal.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    gc.disable()  # an import leaves no garbage: torch's is a tenth shorter
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    gc.enable()
 
     def stop_ranks(signum: int, frame: FrameType | None) -> NoReturn:
         """Have torchrun stop its ranks by the script's own signal: torchrun passes on the signal of the exception."""
@@ -35,8 +43,11 @@ def main(argv: list[str]) -> int:
         raise SignalException(f"stop by {name}", sigval=signal.Signals[name])
 
     signal.signal(signal.SIGRTMIN, stop_ranks)
+    options = run.parse_args(argv)  # type: ignore[no-untyped-call]
+    if options.rdzv_backend == "static" and int(options.node_rank):
+        _await_store(options.master_addr, options.master_port)
     try:
-        run.run(run.parse_args(argv))  # type: ignore[no-untyped-call]
+        run.run(options)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         _write([_failure(rank, failure) for rank, failure in error.failures.items()])
         print(error, file=sys.stderr)
@@ -51,6 +62,15 @@ def main(argv: list[str]) -> int:
         print(message, file=sys.stderr)
         return 1
     return 0
+
+
+def _await_store(address: str, port: int) -> None:
+    """Return when node 0's store listens, or after STORE_S: at a refusal torch sleeps, half a second and more."""
+    end_s = time.monotonic() + STORE_S
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), STORE_S):
+            return
+        time.sleep(LOOK_S)
 
 
 def _failure(rank: int, failure: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import socket
 import string
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -375,3 +376,20 @@ def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: 
     env = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=90)
     assert (done.returncode, atomic_json.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr
+
+
+def test_follower_waits_for_the_store_of_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait ends when the port listens, and in time where it never does: then torchrun's own errors count."""
+    monkeypatch.setattr(elastic, "STORE_S", 30.0)
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+        waiting = threading.Thread(target=elastic._await_store, args=("127.0.0.1", port))
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        server.listen()
+        waiting.join(20)
+        assert not waiting.is_alive()
+    monkeypatch.setattr(elastic, "STORE_S", 0.05)
+    elastic._await_store("127.0.0.1", port)
