@@ -302,7 +302,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
         older = older_start(registry, job, prepared.config)
         is_agreed = older is None or not older.is_zero  # `retry` agrees to the loss of some steps, not of all
         require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=is_agreed)
-        return submit.resend(registry, job, prepared, is_retry=True)
+        return submit.resend(registry, job, prepared)
     except (CloudtrainError, OSError) as error:
         known = registry.find(job.id)
         if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:

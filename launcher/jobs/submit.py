@@ -106,13 +106,12 @@ def resend(
     environ: Mapping[str, str] = os.environ,
     *,
     start_over: bool = False,
-    is_retry: bool = False,
 ) -> Job:
     """Journal and send the job's next attempt, which resumes from the newest checkpoint.
 
     `start_over`: the attempt, and no later attempt, may train from step 0 if all checkpoints are damaged. An unset
-    address that only notifications need (`from_job`) is no error: a follower sends the notifications instead.
-    `is_retry`: no row stays of an attempt that was refused for a reason that may pass, so that the retry stays due.
+    address that only notifications need (`from_job`) is no error: a follower sends the notifications instead. No row
+    stays of an attempt that was refused for a reason that may pass: a retry stays due, and the refusal counts for none.
     """
     sent = _without_unknown_addresses(prepared.config, environ)
     if start_over:
@@ -124,7 +123,6 @@ def resend(
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
     attempt = _intent(job.id, number, prepared, request)
     attempt.submitter["before"] = {"config": job.config, "bundle": job.bundle, "settings": list(job.attempt.settings)}
-    attempt.submitter["retry"] = is_retry
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
 
     def add() -> None:
@@ -224,11 +222,12 @@ def _close(
     listing.end_unsent(registry, attempt, state)
     if syncs:
         shared_ledger_sync.push(registry.database)
-    if not attempt.submitter.get("queued") and registry.never_ran(registry.find(attempt.job_id)):
+    was_queued = attempt.submitter.get("queued")
+    if not was_queued and registry.never_ran(registry.find(attempt.job_id)):
         registry.remove(attempt.job_id)
         if not is_known:
             ledger.forget(registry.database, attempt.job_id, attempt.number)
-    elif attempt.submitter.get("retry") and isinstance(error, PASSING) and not is_known:
+    elif not was_queued and isinstance(error, PASSING) and not is_known:
         with registry.database.transaction():
             registry.drop_unsent(attempt)
             listing.keep(registry, attempt.job_id)

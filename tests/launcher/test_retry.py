@@ -147,22 +147,22 @@ def test_follower_tries_again_while_the_hosts_of_a_retry_are_not_ready(
 
 
 @pytest.mark.parametrize(
-    ("error", "is_retry", "is_known", "number"),
+    ("error", "was_queued", "is_known", "number"),
     [
-        (CapacityError("h4 is held"), True, False, 1),
-        (UnreachableError("h4 does not answer"), True, False, 1),
-        (UsageError("no such option"), True, False, 2),
-        (CapacityError("h4 is held"), True, True, 2),  # the platform may know the attempt's name
-        (CapacityError("h4 is held"), False, False, 2),  # of a user's resume
+        (CapacityError("h4 is held"), False, False, 1),
+        (UnreachableError("h4 does not answer"), False, False, 1),
+        (UsageError("no such option"), False, False, 2),
+        (CapacityError("h4 is held"), False, True, 2),  # the platform may know the attempt's name
+        (CapacityError("h4 is held"), True, False, 2),  # sent from the line
     ],
 )
-def test_retry_that_was_refused_for_now_stays_due(
-    seed: MakeJob, error: CloudtrainError, is_retry: bool, is_known: bool, number: int
+def test_resume_that_was_refused_for_now_leaves_no_attempt(
+    seed: MakeJob, error: CloudtrainError, was_queued: bool, is_known: bool, number: int
 ) -> None:
-    """The registry keeps no row of the attempt: the newest attempt is the attempt that earned the retry."""
+    """The newest attempt is the one before: a retry stays due, and `retry.max_attempts` counts no refusal."""
     job, registry = seed("j-1", PREEMPTED), Registry()
     second = replace(job.attempt, number=2, phase="intent", ref=None, state=State("pending"))
-    second.submitter["retry"] = is_retry
+    second.submitter["queued"] = was_queued
     registry.add_attempt(second, job.config, job.bundle)
     submit._close(registry, second, error, is_known=is_known)
     left = registry.find("j-1").attempt

@@ -201,7 +201,7 @@ def test_watch_tries_again_if_the_hosts_of_a_retry_are_not_ready(
             raise obstacle
         return SimpleNamespace(config=None)
 
-    def resend(registry: Registry, job: Job, prepared: Any, *, is_retry: bool) -> Job:
+    def resend(registry: Registry, job: Job, prepared: Any) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2))
 
     monkeypatch.setattr(retry, "is_due", lambda job: True)
