@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .. import backend as backends
-from ..errors import CloudtrainError, UsageError
+from ..errors import CloudtrainError, UnreachableError, UsageError
 from ..job import Job, State
 from ..money import shared_ledger_sync
 from ..store.progress import unkept
@@ -104,7 +104,13 @@ def ask(
     asked = StopResult(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
-    backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
+    try:
+        backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
+    except UnreachableError as error:
+        if job.active:
+            never = f"if {job.backend} will never answer for it: cloudtrain stop --forget {job.id}"
+            error.hint = "; ".join(filter(None, [error.hint, never]))
+        raise
     return asked
 
 

@@ -161,3 +161,18 @@ def test_removal_of_an_active_job_is_refused_by_its_state() -> None:
         with pytest.raises(UsageError, match=words) as refused:
             remove.require_over([job])
         assert ("stop --forget j" in str(refused.value.hint)) == (job is lost)
+
+
+def test_stop_that_finds_nobody_names_the_way_out(seed: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is off for ever must not hold the money: the hint has both ways."""
+    platform = Platform(State("running"), can_kill=True)
+    seed("j-1", State("running"))
+
+    def silent(ref: dict[str, Any], *, now: bool) -> None:
+        raise UnreachableError("h1 does not answer", hint="is it up?")
+
+    monkeypatch.setattr(platform, "stop", silent)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    with pytest.raises(UnreachableError) as caught:
+        stopping.ask(Registry(), "j-1")
+    assert caught.value.hint == "is it up?; if local will never answer for it: cloudtrain stop --forget j-1"
