@@ -89,9 +89,10 @@ def _become(order: SandboxOrder, alive: int) -> None:
         _mount_all(order)
         name = order.hostname.encode()
         _call("sethostname", name, len(name))
-        os.setsid()
         if order.detaches:
-            code = _hold(order)
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_SETMASK, set())
+            code = _last_code(_fork(order))
         else:
             _exec(order)
     except BaseException as error:
@@ -100,16 +101,14 @@ def _become(order: SandboxOrder, alive: int) -> None:
         os._exit(code)
 
 
-def _hold(order: SandboxOrder) -> int:
-    """Run the command, and stay until all its descendants have ended; return its exit code."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, set())
-    first = _fork(order)
-    found = 0
-    with contextlib.suppress(ChildProcessError):  # no child is left
+def _last_code(command: int) -> int:
+    """Wait until no child is left; return the exit code of the child `command`."""
+    code = 0
+    with contextlib.suppress(ChildProcessError):
         while True:
             pid, status = os.wait()
-            found = _code(status) if pid == first else found
-    return found
+            code = _code(status) if pid == command else code
+    return code
 
 
 def _fork(order: SandboxOrder) -> int:
@@ -117,7 +116,6 @@ def _fork(order: SandboxOrder) -> int:
     child = os.fork()
     if child == 0:
         try:
-            os.setsid()
             _exec(order)
         except BaseException as error:
             print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
@@ -127,6 +125,7 @@ def _fork(order: SandboxOrder) -> int:
 
 
 def _exec(order: SandboxOrder) -> None:
+    os.setsid()
     for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # changed by Python
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, set())
@@ -150,44 +149,33 @@ def _mount_all(order: SandboxOrder) -> None:
     _mount(None, "/", None, _REC | _PRIVATE)
     opened = [(os.open(source, os.O_PATH), target) for source, target in order.binds]  # before mounts cover them
     for folder in order.rebuilt:
-        if folder == "/":
-            _rebuild_root(order.new_root)
-        else:
-            _rebuild(folder)
+        _rebuild(folder, order.new_root if folder == "/" else folder)
     for fd, target in opened:
         _bind(fd, target)
     _mount("tmpfs", "/dev/shm", "tmpfs", _NOSUID | _NODEV)
     _mount("proc", "/proc", "proc", _NOSUID | _NODEV | _NOEXEC)
 
 
-def _rebuild(folder: str) -> None:
-    """Mount a tmpfs with the same entries over the folder, so that entries can be added only in this namespace."""
+def _rebuild(folder: str, place: str) -> None:
+    """Mount a tmpfs with the folder's entries at the place, so that entries can be added only in this namespace.
+
+    The place is the folder itself; of the root another folder, which becomes the new root.
+    """
     entries = [(entry.name, os.open(entry.path, os.O_PATH | os.O_NOFOLLOW)) for entry in os.scandir(folder)]
     links = {entry.name: Path(entry.path).readlink() for entry in os.scandir(folder) if entry.is_symlink()}
-    _mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    _mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV, "mode=755")
+    _mount(None, place, None, _UNBINDABLE)  # the bind of / must not contain the new root again
     for name, fd in entries:
         if name in links:
-            Path(folder, name).symlink_to(links[name])
+            Path(place, name).symlink_to(links[name])
         else:
-            _bind(fd, f"{folder}/{name}")
+            _bind(fd, f"{place}/{name}")
         os.close(fd)
-
-
-def _rebuild_root(place: str) -> None:
-    """Rebuild the root as `_rebuild` does, in a folder that becomes the new root."""
-    _mount("tmpfs", place, "tmpfs", _NOSUID, "mode=755")
-    _mount(None, place, None, _UNBINDABLE)  # the bind of / must not contain the new root again
-    for entry in os.scandir("/"):
-        if entry.is_symlink():
-            Path(place, entry.name).symlink_to(Path(entry.path).readlink())
-            continue
-        fd = os.open(entry.path, os.O_PATH)
-        _bind(fd, f"{place}/{entry.name}")
-        os.close(fd)
-    os.chdir(place)
-    _mount(place, "/", None, _MOVE)
-    os.chroot(".")
-    os.chdir("/")
+    if place != folder:
+        os.chdir(place)
+        _mount(place, "/", None, _MOVE)
+        os.chroot(".")
+        os.chdir("/")
 
 
 def _bind(fd: int, target: str) -> None:
@@ -216,9 +204,7 @@ def _run_without_namespaces(order: SandboxOrder) -> int:
     _pass_on_sigterm(child)
     code = _code(os.waitpid(child, 0)[1])
     if order.detaches:
-        with contextlib.suppress(ChildProcessError):
-            while True:
-                os.wait()
+        _last_code(child)
     _kill_descendants()
     return code
 

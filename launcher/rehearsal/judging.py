@@ -11,7 +11,7 @@ from cloudtrain.entrypoints.contract import ALONE, has_checkpoint
 from cloudtrain.entrypoints.format import counted
 
 from ..text.visible import shown
-from .stage import MOST_TOLERANCE, Rehearsal, RehearsalOptions
+from .stage import MOST_TOLERANCE
 from .starts import StartResult
 
 MOST_NAMES = 6  # of files that would be lost
@@ -33,6 +33,8 @@ class Verdict:
 
     backend: str
     bundle_sha256: str = ""
+    is_task: bool = True
+    ranks: int = 1
     is_asked_to_prove: bool = False  # with an interruption
     needs_group: bool = False  # of all ranks, which a script must join
     findings: list[Finding] = field(default_factory=list)
@@ -123,39 +125,37 @@ class Verdict:
         return shown(message, colour=False)  # text from the job itself
 
 
-def ran(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, *, is_task: bool) -> bool:
+def ran(verdict: Verdict, ended: StartResult) -> bool:
     """Judge a start without interruption: a task must end as done, a script must leave when asked to stop."""
-    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, ranks, is_task=is_task):
+    if not _started(verdict, ended) or not _stepped(verdict, ended):
         return False
-    last = ended.account.last_step
-    verdict.words = f"{_reported(ended.account.steps)} on {counted(ranks, 'rank')}" if last else counted(ranks, "rank")
+    last, ranks = ended.account.last_step, counted(verdict.ranks, "rank")
+    verdict.words = f"{_reported(ended.account.steps)} on {ranks}" if last else ranks
     is_cut = ended.is_late or ended.left_s is not None
-    is_saved = any(report.unkept for report in ended.exits) or has_checkpoint(laid_out.checkpoints)
-    if is_cut and not is_task and not is_saved:
+    is_saved = any(report.unkept for report in ended.exits) or has_checkpoint(ended.laid_out.checkpoints)
+    if is_cut and not verdict.is_task and not is_saved:
         by = f"by step {last}" if last else f"in {ended.seconds:.0f} s"
         verdict.not_checked.insert(0, f"its files: {by} no save was seen (--steps N, for a step after the first save)")
-    judge = _done if is_task or ended.left_s is None else _left
-    return judge(verdict, laid_out, ended) and _kept(verdict, ended)
+    judge = _done if verdict.is_task or ended.left_s is None else _left
+    return judge(verdict, ended) and _kept(verdict, ended)
 
 
-def interrupted(
-    verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int, wish: RehearsalOptions, *, is_task: bool
-) -> bool:
+def interrupted(verdict: Verdict, ended: StartResult, preempt_at: int) -> bool:
     """Judge the interrupted start: the job must start, reach the step, save, and leave in time."""
-    if not _started(verdict, laid_out, ended, ranks) or not _stepped(verdict, ended, ranks, is_task=is_task):
+    if not _started(verdict, ended) or not _stepped(verdict, ended):
         return False
     if ended.left_s is None:
-        words = f"the job was over before it could be interrupted at step {wish.preempt_at}"
+        words = f"the job was over before it could be interrupted at step {preempt_at}"
         return _wrong(verdict, ended, "interrupted", f"{words}: choose an earlier one")
     verdict.interrupted_step = ended.account.last_step
     if ended.is_killed:
         verdict.found("interrupted", f"killed at step {ended.account.last_step}, without a notice")
-    elif not _left(verdict, laid_out, ended) or not _kept(verdict, ended):
+    elif not _left(verdict, ended) or not _kept(verdict, ended):
         return False
-    if not has_checkpoint(laid_out.checkpoints):
-        hint = "; checkpoint.every_steps says how often" if ended.is_killed and is_task else ""
+    if not has_checkpoint(ended.laid_out.checkpoints):
+        hint = "; checkpoint.every_steps says how often" if ended.is_killed and verdict.is_task else ""
         words = f"nothing was saved by step {ended.account.last_step or 0}{hint}"
-        if not is_task and not ended.is_killed:
+        if not verdict.is_task and not ended.is_killed:
             words = f"no file of the script was kept by the stop at step {ended.account.last_step or 0}: interrupt the "
             words += "script after its first save (--preempt-at N), name the checkpoints in `keep`, or save into "
             words += "CLOUDTRAIN_CHECKPOINT_DIR"
@@ -165,15 +165,15 @@ def interrupted(
     return verdict.found("saved", f"saved{at}")
 
 
-def resumed(verdict: Verdict, laid_out: Rehearsal, first: StartResult, second: StartResult, *, is_task: bool) -> bool:
+def resumed(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
     """Judge the resumed start: a task by the checkpoint that it names, a script by its reported steps."""
     begins = min(second.account.steps, default=None)
     if second.is_late:
         return _wrong(verdict, second, "resumed", "started again, it made no progress in time")
     if second.state == "failed" and (second.left_s is None or begins is None):
         return _wrong(verdict, second, "resumed", "started again, it fails")
-    if is_task:
-        return _took_up(verdict, first, second) and _done(verdict, laid_out, second)
+    if verdict.is_task:
+        return _took_up(verdict, first, second) and _done(verdict, second)
     if begins is None or not first.account.steps:
         which = "the script" if begins is None else "its first start"
         words = f"whether the job continues is not known: {which} reported no steps (docs/rehearse.md: event lines)"
@@ -202,31 +202,22 @@ def _took_up(verdict: Verdict, first: StartResult, second: StartResult) -> bool:
 
 
 def compared(
-    verdict: Verdict,
-    first: StartResult,
-    second: StartResult,
-    whole: StartResult,
-    tolerance: float,
-    *,
-    is_exact: bool,
-    is_task: bool,
+    verdict: Verdict, first: StartResult, second: StartResult, whole: StartResult, tolerance: float, *, is_exact: bool
 ) -> bool:
-    """Compare the losses after the resume with the losses of a run without interruption.
+    """Compare the losses after the resume with those of a run without interruption; a script's must be equal.
 
-    A script's losses must be equal (within `tolerance`). If two runs differ before the interruption, no verdict is
-    possible.
+    Two runs of a script that differ before the interruption, by more than `tolerance`, prove nothing.
     """
-    before = _apart(first, whole)
-    after = _apart(second, whole)
+    before, after = _apart(first, whole), _apart(second, whole)
     if not after:
-        if is_task:
+        if verdict.is_task:
             return _wrong(verdict, whole, "losses", "the run without interruption did not get as far")
         return _by_steps_alone(verdict, "no losses of the same steps are reported")
-    allowed = tolerance or (0.0 if is_exact or not is_task else ROUNDING)
-    if not is_task and not before:
+    allowed = tolerance or (0.0 if is_exact or not verdict.is_task else ROUNDING)
+    if not verdict.is_task and not before:
         return _by_steps_alone(verdict, "no loss was reported before the interruption")
     limit = f"more than --tolerance {tolerance:g} allows" if tolerance else ""
-    if not is_task and max(before.values()) > allowed:
+    if not verdict.is_task and max(before.values()) > allowed:
         more = f", {limit}" if limit else ", too"
         return _by_steps_alone(verdict, f"two runs of the script differ before the interruption{more}")
     step, worst = max(after.items(), key=lambda item: (item[1] > allowed, -item[0]))
@@ -271,9 +262,9 @@ def _proof(verdict: Verdict, losses: str) -> str:
     return f"saved at step {verdict.saved_step}{took}, resumed at {verdict.resumed_step}{losses}"
 
 
-def _started(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: int) -> bool:
+def _started(verdict: Verdict, ended: StartResult) -> bool:
+    ranks, nodes = verdict.ranks, sum(len(node.agents) for node in ended.laid_out.nodes)
     missing = sorted(set(range(ranks)) - ended.account.ranks)
-    nodes = sum(len(node.agents) for node in laid_out.nodes)
     if missing:
         late = "in time " if ended.is_late else ""
         few = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {missing[0]} to {missing[-1]}"
@@ -284,8 +275,8 @@ def _started(verdict: Verdict, laid_out: Rehearsal, ended: StartResult, ranks: i
     return verdict.found("started", f"bundle unpacked, {shape} started by the rendered command{', and met' * has_met}")
 
 
-def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool) -> bool:
-    steps = ended.account.steps
+def _stepped(verdict: Verdict, ended: StartResult) -> bool:
+    steps, ranks, is_task = ended.account.steps, verdict.ranks, verdict.is_task
     if ended.account.odd_steps:
         return _wrong(verdict, ended, "steps", f"the loss is not finite at step {ended.account.odd_steps[0]}")
     if ended.state == "failed" and ended.left_s is None:
@@ -298,10 +289,9 @@ def _stepped(verdict: Verdict, ended: StartResult, ranks: int, *, is_task: bool)
         done = f"after {_reported(steps)}" if steps else f"in {ended.seconds:.0f} s"
         return _wrong(verdict, ended, "met", f"{which} joined no process group of all ranks {done}")
     if ended.is_late and ended.left_s is None and not steps and not is_task:
-        words = (
-            f"it reported no step in {ended.seconds:.0f} s: it hangs, is slow, or prints no step that cloudtrain reads"
-        )
-        return _wrong(verdict, ended, "steps", f"{words} (docs/steps.md); --timeout gives it more time")
+        words = f"it reported no step in {ended.seconds:.0f} s: it hangs, is slow, or prints no step that"
+        more = "cloudtrain reads (docs/steps.md); --timeout gives it more time"
+        return _wrong(verdict, ended, "steps", f"{words} {more}")
     if ended.is_late and ended.left_s is None:
         return _wrong(verdict, ended, "steps", f"it took too long: {len(steps)} steps in {ended.seconds:.0f} s")
     if not steps and is_task:
@@ -325,8 +315,9 @@ def _kept(verdict: Verdict, ended: StartResult) -> bool:
     return _wrong(verdict, ended, "kept", f"{files}: {cure}")
 
 
-def _left(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
+def _left(verdict: Verdict, ended: StartResult) -> bool:
     """Judge how the job left when asked to stop."""
+    laid_out = ended.laid_out
     verdict.left_s, verdict.grace_s = ended.left_s, laid_out.grace_s
     if ended.is_late:
         words = f"asked to stop, it had not left after {laid_out.grace_s:.0f} s, when the platform kills it"
@@ -341,8 +332,8 @@ def _left(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
     return verdict.found("interrupted", words)
 
 
-def _done(verdict: Verdict, laid_out: Rehearsal, ended: StartResult) -> bool:
-    wanted = laid_out.codes.get("done")
+def _done(verdict: Verdict, ended: StartResult) -> bool:
+    wanted = ended.laid_out.codes.get("done")
     shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
     if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
         return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'unknown'}{shown}")

@@ -51,10 +51,6 @@ class _Work:
     laid_out: Rehearsal = field(init=False)  # the layout of the latest start
     _urls: dict[Path, str] = field(default_factory=dict)
 
-    @property
-    def is_task(self) -> bool:
-        return self.prepared.config.task is not None
-
     def service(self, kept: Path) -> str:
         """Return the address of the stand-in for the platform's storage over this folder."""
         if kept not in self._urls:
@@ -85,11 +81,14 @@ def rehearse(
     if not isinstance(prepared.backend, Rehearsed):
         raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
     alone = chosen.ranks == 1 or prepared.config.distributed.allow_alone
+    is_task = prepared.config.task is not None
     verdict = Verdict(
         backend,
         prepared.bundle.sha256,
+        is_task,
+        chosen.ranks,
         is_asked_to_prove=wish.preempt_at is not None,
-        needs_group=prepared.config.task is None and not alone,
+        needs_group=not (is_task or alone),
     )
     begun_s = time.monotonic()
     addresses, lock = sandbox.addresses(chosen.nodes)
@@ -105,29 +104,27 @@ def rehearse(
 
 def _acts(work: _Work) -> None:
     """Start, interrupt, start again, compare; the first fault ends the rehearsal."""
-    wish, verdict = work.wish, work.verdict
-    kept = work.folder / "kept"
+    wish, verdict, kept, backend = work.wish, work.verdict, work.folder / "kept", work.prepared.config.backend
     if wish.preempt_at is None:
-        goal = "to step {}" if work.is_task else "until the script reports step {} or a later step"
-        work.say(f"{work.prepared.config.backend}: {goal.format(wish.steps)}")
-        ended = _start(work, "start", kept, 1, leave_at=wish.steps)
-        judging.ran(verdict, work.laid_out, ended, work.scale.ranks, is_task=work.is_task)
+        goal = "to step {}" if verdict.is_task else "until the script reports step {} or a later step"
+        work.say(f"{backend}: {goal.format(wish.steps)}")
+        judging.ran(verdict, _start(work, "start", kept, 1, leave_at=wish.steps))
         return
-    work.say(f"{work.prepared.config.backend}: to step {wish.preempt_at}, where it is interrupted")
+    work.say(f"{backend}: to step {wish.preempt_at}, where it is interrupted")
     first = _start(work, "first", kept, 1, hold_at=wish.preempt_at)
-    if not judging.interrupted(verdict, work.laid_out, first, work.scale.ranks, wish, is_task=work.is_task):
+    if not judging.interrupted(verdict, first, wish.preempt_at):
         return
-    assert verdict.saved_step is not None or not work.is_task
+    assert verdict.saved_step is not None or not verdict.is_task
     last = (verdict.saved_step or first.account.last_step or 0) + wish.steps
-    work.say(f"{work.prepared.config.backend}: again, from what was saved")
+    work.say(f"{backend}: again, from what was saved")
     second = _start(work, "second", kept, 2, leave_at=last)
-    if not judging.resumed(verdict, work.laid_out, first, second, is_task=work.is_task):
+    if not judging.resumed(verdict, first, second):
         return
-    work.say(f"{work.prepared.config.backend}: once more without the interruption, to compare the losses")
+    work.say(f"{backend}: once more without the interruption, to compare the losses")
     last = min(last, second.account.last_step or last)
     whole = _start(work, "whole", work.folder / "kept-whole", 1, leave_at=last)
     is_exact = work.scale.ranks <= 2 or work.prepared.config.training.reproducible == "strict"
-    judging.compared(verdict, first, second, whole, wish.tolerance, is_exact=is_exact, is_task=work.is_task)
+    judging.compared(verdict, first, second, whole, wish.tolerance, is_exact=is_exact)
 
 
 def _start(
@@ -196,7 +193,7 @@ def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[
     def is_due(account: Account, seconds: float) -> bool:
         nonlocal hinted
         has_last_step = (account.last_step or 0) >= last
-        if work.is_task:
+        if work.verdict.is_task:
             # After a kill only durable checkpoints remain, so wait for a save in progress.
             return hold_at is not None and has_last_step and (not work.wish.kills or account.is_settled())
         if not account.steps and seconds > HINT_S and not hinted:

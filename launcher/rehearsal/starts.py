@@ -36,6 +36,7 @@ TAIL_LINES = 12
 class StartResult:
     """The result of a start."""
 
+    laid_out: Rehearsal
     account: Account
     codes: list[int] = field(default_factory=list)  # exit codes of the sandboxes, by node
     exits: list[ExitReport] = field(default_factory=list)  # of the agents
@@ -75,7 +76,7 @@ def run(
     """
     agents = tuple(agent for node in laid_out.nodes for agent in node.agents)
     copied = [pair for node in laid_out.nodes for pair in node.copied]
-    found = StartResult(Account(agents))
+    found = StartResult(laid_out, Account(agents))
     for own, kept in copied:
         _copy(kept, own)
     begun_s, ranks_s, interrupted_s = time.monotonic(), None, None

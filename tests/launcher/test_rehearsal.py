@@ -153,11 +153,14 @@ def test_account_reads_complete_lines(tmp_path: Path) -> None:
     assert found.is_settled()
 
 
+LAID_OUT = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
+
+
 def ended(
     steps: dict[int, float | None], *ranks: int, account: dict[str, Any] | None = None, **more: Any
 ) -> starts.StartResult:
     """Return the result of a start whose ranks reported the steps."""
-    found = starts.StartResult(starts.Account((), **account or {}), **more)
+    found = starts.StartResult(LAID_OUT, starts.Account((), **account or {}), **more)
     found.account.steps, found.account.ranks = steps, {*ranks}
     return found
 
@@ -178,32 +181,32 @@ def test_losses_must_be_equal_bit_for_bit(after: dict[int, float | None], is_rig
     """On two ranks a resume changes no bit."""
     first, whole = ended({step: WHOLE[step] for step in range(1, 5)}), ended(dict(WHOLE))
     verdict = Verdict("local", is_asked_to_prove=True)
-    found = judging.compared(verdict, first, ended(after), whole, 0.0, is_exact=True, is_task=True)
+    found = judging.compared(verdict, first, ended(after), whole, 0.0, is_exact=True)
     assert found is is_right
     assert words in verdict.findings[-1].words
 
 
 def test_nondeterministic_script_is_judged_by_its_steps() -> None:
     """Two runs that differ before the interruption prove nothing about differences after, and the verdict says so."""
-    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
+    verdict = Verdict("local", is_task=False, is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.3}), ended({1: 0.51, 2: 0.41, 3: 0.2})
-    assert judging.compared(verdict, *runs, 0.0, is_exact=True, is_task=False)
+    assert judging.compared(verdict, *runs, 0.0, is_exact=True)
     assert verdict.headline() == "proven: interrupted after step 2, continued at step 3, by its steps alone"
     assert "whether the weights and the optimizer's state come back" in verdict.not_checked[0]
 
 
 def test_losses_beyond_the_tolerance_are_reported_once() -> None:
     """The difference and the given tolerance are stated once; a difference above all is explained by the seed."""
-    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
+    verdict = Verdict("local", is_task=False, is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.35}), ended({1: 0.5, 2: 0.4, 3: 0.32})
-    assert not judging.compared(verdict, *runs, 0.05, is_exact=False, is_task=False)
+    assert not judging.compared(verdict, *runs, 0.05, is_exact=False)
     told = "\n".join(verdict.lines())
     assert told.count("the losses differ after the resume by 8.57 %, more than --tolerance 0.05 allows") == 1
     assert "needs --tolerance" not in told
     assert told.count("is the optimizer's state") == 1
-    verdict = Verdict("local", is_asked_to_prove=True, interrupted_step=2, next_step=3)
+    verdict = Verdict("local", is_task=False, is_asked_to_prove=True, interrupted_step=2, next_step=3)
     runs = ended({1: 0.5, 2: 0.4}), ended({3: 0.48}), ended({1: 0.5, 2: 0.4, 3: 0.32})
-    assert not judging.compared(verdict, *runs, 0.0, is_exact=False, is_task=False)
+    assert not judging.compared(verdict, *runs, 0.0, is_exact=False)
     assert "If a resume repeats the seed, losses of small batches differ by more than any --tolerance" in verdict.hint
     assert "needs --tolerance" not in verdict.hint
 
@@ -224,9 +227,6 @@ def test_diagnosis_is_printed_once(message: str, log: str) -> None:
     assert "  | step 1" in shown
 
 
-LAID_OUT = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30.0, Path("nowhere"))
-
-
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
@@ -237,8 +237,8 @@ LAID_OUT = Rehearsal((NodeRun("n", ("true",), {}, (Path("x"),)),), "SIGTERM", 30
 def test_reported_steps_are_counted_and_named(steps: list[int], words: str) -> None:
     """A script may report each tenth step: the finding and the verdict give the same count."""
     found = ended(dict.fromkeys(steps, 0.5), 0, 1, exits=[ExitReport("succeeded")])
-    verdict = Verdict("local")
-    judging.ran(verdict, LAID_OUT, found, 2, is_task=True)
+    verdict = Verdict("local", ranks=2)
+    judging.ran(verdict, found)
     assert f"{words} with finite losses" in [each.words for each in verdict.findings]
     assert verdict.words == f"{words} on 2 ranks"
 
@@ -252,9 +252,9 @@ def test_script_without_a_save_leaves_its_files_unchecked(
     """A script may save after the rehearsed steps; a script that ended by itself has shown all of its files."""
     report = ExitReport("stopped" if left_s else "succeeded", unkept=unkept)
     found = ended({1: 0.5, 2: 0.4}, 0, left_s=left_s, exits=[report])
-    verdict = Verdict("local")
-    laid_out = Rehearsal((NodeRun("n", ("true",), {}, (tmp_path,)),), "SIGTERM", 30.0, tmp_path)
-    judging.ran(verdict, laid_out, found, 1, is_task=False)
+    verdict = Verdict("local", is_task=False)
+    found.laid_out = Rehearsal((NodeRun("n", ("true",), {}, (tmp_path,)),), "SIGTERM", 30.0, tmp_path)
+    judging.ran(verdict, found)
     assert any(each.startswith("its files: by step 2 no save was seen") for each in verdict.not_checked) is is_doubtful
 
 
@@ -273,9 +273,9 @@ def test_script_continues_at_its_next_step(
     first: dict[int, float | None], second: dict[int, float | None], is_right: bool, words: str
 ) -> None:
     """The checkpoint that a script loaded is unknown, so the verdict has only the next step."""
-    verdict = Verdict("local", is_asked_to_prove=True)
+    verdict = Verdict("local", is_task=False, is_asked_to_prove=True)
     runs = ended(first, left_s=1.0), ended(second, left_s=1.0, exits=[ExitReport("stopped")])
-    assert judging.resumed(verdict, LAID_OUT, *runs, is_task=False) is is_right
+    assert judging.resumed(verdict, *runs) is is_right
     assert words in verdict.findings[-1].words
     assert (verdict.saved_step, verdict.resumed_step) == (None, None)
 
@@ -289,7 +289,7 @@ def test_task_continues_from_the_save_at_the_notice(went_on: int | None, is_kill
     second = ended({31: 0.3}, exits=[ExitReport("succeeded")])
     second.account.events = [{"e": "start", "resumed_from": went_on}]
     first = ended({30: 0.3}, left_s=1.0, is_killed=is_killed)
-    assert judging.resumed(verdict, LAID_OUT, first, second, is_task=True) is is_right
+    assert judging.resumed(verdict, first, second) is is_right
 
 
 def test_failed_save_does_not_count() -> None:
@@ -297,7 +297,7 @@ def test_failed_save_does_not_count() -> None:
     start = ended({1: 0.5}, 0, left_s=1.0, exits=[ExitReport("stopped")])
     start.account.events = [{"e": "checkpoint", "step": 1, "path": "x"}, {"e": "checkpoint", "step": 2, "failed": "y"}]
     verdict = Verdict("local", is_asked_to_prove=True)
-    judging.interrupted(verdict, LAID_OUT, start, 1, RehearsalOptions(preempt_at=1), is_task=True)
+    judging.interrupted(verdict, start, 1)
     assert verdict.saved_step in (1, None)
 
 
@@ -305,7 +305,8 @@ def test_slow_script_is_waited_for() -> None:
     """A silent script is waited for to the end of the time; a rank that says that it is alone ends the wait."""
     said: list[str] = []
     ranks = SimpleNamespace(ranks=2)
-    work: Any = SimpleNamespace(is_task=False, wish=RehearsalOptions(preempt_at=3), say=said.append, scale=ranks)
+    work: Any = SimpleNamespace(wish=RehearsalOptions(preempt_at=3), say=said.append, scale=ranks)
+    work.verdict = Verdict("local", is_task=False)
     silent, until = starts.Account(()), rehearsing._until(work, 3, None)
     assert not any(until(silent, seconds) for seconds in (1.0, 100.0, 299.0))
     assert len(said) == 1
@@ -342,12 +343,12 @@ def test_only_ranks_that_met_are_said_to_have_met(
 ) -> None:
     """A script whose ranks did not meet, or that made no step, fails, with or without an interruption."""
     found.exits = [ExitReport("stopped")]
-    verdict = Verdict("local", is_asked_to_prove=asks, needs_group=needs_group)
-    laid_out = replace(LAID_OUT, checkpoints=tmp_path, nodes=(NodeRun("n", ("true",), {}, (tmp_path, tmp_path)),))
+    verdict = Verdict("local", is_task=False, ranks=2, is_asked_to_prove=asks, needs_group=needs_group)
+    found.laid_out = replace(LAID_OUT, checkpoints=tmp_path, nodes=(NodeRun("n", ("true",), {}, (tmp_path, tmp_path)),))
     if asks:
-        judging.interrupted(verdict, laid_out, found, 2, RehearsalOptions(preempt_at=1), is_task=False)
+        judging.interrupted(verdict, found, 1)
     else:
-        judging.ran(verdict, laid_out, found, 2, is_task=False)
+        judging.ran(verdict, found)
     first, second = verdict.findings[:2]
     assert first.words.endswith("and met") is (found.account.met == {0, 1})
     assert (second.is_right, words in second.words) == (not words, True)
@@ -382,9 +383,9 @@ def test_wrong_exit_after_an_interruption_fails(
     codes: dict[str, int], started: dict[str, Any], is_task: bool, words: str
 ) -> None:
     """A platform that reads exit codes would report a failure, and a save after the platform's grace is lost."""
-    laid_out, start = replace(LAID_OUT, codes=codes), ended({1: 0.5}, 0, **started)
-    verdict, options = Verdict("vertex", is_asked_to_prove=True), RehearsalOptions(preempt_at=1)
-    assert not judging.interrupted(verdict, laid_out, start, 1, options, is_task=is_task)
+    start, verdict = ended({1: 0.5}, 0, **started), Verdict("vertex", is_task=is_task, is_asked_to_prove=True)
+    start.laid_out = replace(LAID_OUT, codes=codes)
+    assert not judging.interrupted(verdict, start, 1)
     assert words in verdict.headline()
 
 
