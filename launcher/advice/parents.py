@@ -167,10 +167,7 @@ def _chosen(place: Path, checkpoint: str | None) -> Path:
 
 
 def _require_whole(place: Path, checkpoint: str | None, *, is_task: bool) -> None:
-    """Raise ConfigError if a place on this machine has no such checkpoint, or no weights that a task can read.
-
-    Without access here, or if the files have no headers, the node finds out.
-    """
+    """Raise ConfigError if a place here lacks the checkpoint, or weights for a task; else the node finds out."""
     try:
         if not place.exists():
             there = [f"step-{step}" for step, _ in folders.list_steps(place.parent)] if place.parent.is_dir() else []

@@ -120,10 +120,7 @@ def command(
 def _rehearse(
     overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None, *, as_json: bool
 ) -> dict[str, Any]:
-    """Prepare the job as a submit does, reduce the job to a size for this machine, and rehearse the job.
-
-    Return the verdict for JSON, and print the verdict for people without `as_json`.
-    """
+    """Prepare the job as a submit does, rehearse it at this machine's size, print the verdict, return its JSON."""
     from ..advice import proofs, taskcode
     from ..advice.preparing import prepare
     from ..rehearsal import rehearsing, scale

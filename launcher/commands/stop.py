@@ -57,10 +57,7 @@ def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: b
 
 
 def _ask(registry: Registry, job_id: str, *, now: bool, forget: bool, yes: bool, is_sure: bool) -> StopResult:
-    """Ask a job to stop, or forget the job, and print the result; `is_sure`: a stop needs no question.
-
-    Raises CloudtrainError, also if the backend does not answer for a job that may have been sent.
-    """
+    """Ask a job to stop, or forget it, and print the result; `is_sure`: without a question. Raises CloudtrainError."""
     from ..jobs import stopping
 
     def agrees(wish: StopResult) -> bool:

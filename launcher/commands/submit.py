@@ -180,10 +180,7 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
 
 
 def _chosen(overrides: Overrides) -> Overrides:
-    """Return the overrides with the cheapest backend, for `--backend cheapest`.
-
-    Raises UsageError for several backends without a choice, ConfigError if no backend's price is known.
-    """
+    """Return the overrides with the cheapest backend. Raises UsageError, ConfigError without a price."""
     from ..jobs import compare
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)

@@ -137,20 +137,14 @@ def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str,
 
 
 def written(path: Path, key: KeyPath, overrides: Sequence[str] = ()) -> Any:
-    """Return the value of a key in the file with the overrides, unchecked; None if the key has no value.
-
-    Raises ConfigError if the file cannot be read.
-    """
+    """Return the unchecked value of a key in the file with the overrides, or None. Raises ConfigError."""
     root = _tree(path, overrides)
     node = yamlfile.find(root, key) if root is not None else None
     return None if node is None else node.data()
 
 
 def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConfig:
-    """Return a config that was stored as JSON, with overrides; `${NAME}` was filled in before the config was stored.
-
-    Raises ConfigError for the faults that the overrides cause.
-    """
+    """Return a config that was stored as JSON, with `${NAME}` filled in, with the overrides. Raises ConfigError."""
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
     root = yamlfile.from_data(asked, _Given("the stored config", 0, 0, ""))

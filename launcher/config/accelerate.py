@@ -42,10 +42,7 @@ fp16 dynamo_backend ipex_config use_xpu use_mps_device"""
 
 
 def applied(config: JobConfig, folder: Path) -> JobConfig:
-    """Return the config with the variables of its accelerate file in `env`; the config's own variables win.
-
-    `folder` is the config file's. Raises ConfigError.
-    """
+    """Return the config with the variables of its accelerate file added to its own `env`. Raises ConfigError."""
     name = config.distributed.accelerate_config
     if name is None:
         return config

@@ -396,10 +396,7 @@ class JobConfig(Section):
 
 
 def model(keys: Iterable[str | int] = ()) -> type[JobConfig]:
-    """Return the model of a config with these keys at the top level: with the blocks of all built-in backends.
-
-    A plug-in's block is in the model if it is among the keys.
-    """
+    """Return the model of a config with the blocks of all built-in backends, and of the plug-ins among these keys."""
     return _model(tuple(dict.fromkeys([*BUILT_IN, *blocks_of(keys)])))
 
 

@@ -430,10 +430,7 @@ class InitFrom(Section):
 
 
 def _init_from(value: Any) -> Any:
-    """Return text as a mapping: a path or uri if the text has a slash, else a job with an optional `@checkpoint`.
-
-    Raises ValueError for a text that is neither.
-    """
+    """Return text as a mapping: a path or uri with a slash, else a job with or without `@checkpoint`."""
     if isinstance(value, dict | BaseModel | None):
         return value
     if not isinstance(value, str) or not value.strip():

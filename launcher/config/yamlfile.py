@@ -195,10 +195,7 @@ def text_at(root: YamlNode, *path: str) -> str:
 
 
 def whole_at(root: YamlNode, *path: str) -> int:
-    """Return the whole number at the path; 0 if the key is missing or has another type.
-
-    A truth value is no number here, though Python's `bool` is an `int`.
-    """
+    """Return the whole number at the path; 0 if the key is missing or has another type, such as `true`."""
     node = given(root, *path)
     return node.value if node and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
 

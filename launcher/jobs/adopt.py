@@ -33,10 +33,7 @@ def record_of(job: Job) -> dict[str, Any]:
 
 
 def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-    """Return the running attempts on the backend without a row; an empty list for a backend that lists no jobs.
-
-    No registry and no home is made. Errors of the backend pass through.
-    """
+    """Return the running attempts on the backend without a row, none of a backend that lists no jobs; makes no home."""
     if not isinstance(backend := backends.load(name), backends.Lists):
         return []
     known: set[tuple[str, int]] = set()

@@ -126,10 +126,7 @@ def chosen(
 
 
 def _missing(registry: Registry, described: bool, *, keeps: bool = False) -> Iterator[tuple[Job, Row]]:
-    """Yield the ended jobs without a stored line, with their rows; a batch at a time is in memory.
-
-    `keeps`: store the rows, each batch in a short transaction.
-    """
+    """Yield the ended jobs without a stored line, with their rows; a batch at a time, stored if `keeps`."""
     database, before = registry.database, None
     while True:
         with database.transaction() if keeps else database.snapshot():

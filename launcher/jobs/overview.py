@@ -174,10 +174,7 @@ def _left(view: JobView) -> str:
 
 
 def _trend(progress: dict[str, Any]) -> str:
-    """Return the loss over this attempt: the first and the last mean, the curve between, and the last loss itself.
-
-    "" before there is a curve.
-    """
+    """Return the loss over this attempt: first mean, curve, last mean, last loss itself; "" before a curve."""
     bins = loss_bins.load(progress.get("curve")).bins
     if len(bins) < 3:
         return ""

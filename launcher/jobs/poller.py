@@ -77,10 +77,7 @@ class Pacing:
     """Least pause after a poll, times the processor time of the poll; 12 is 8 % of a core, for any number of jobs."""
 
     def pause_s(self, pace_s: float, jobs: int, silences: int) -> float:
-        """Return the seconds between two polls of a job, with `jobs` jobs on its backend.
-
-        `silences`: consecutive polls without an answer.
-        """
+        """Return the seconds between two polls of one of `jobs` jobs, after `silences` polls without an answer."""
         shared_s = pace_s * max(1.0, jobs / _FULL_PACE)
         usual_s = max(self.least_s, max(every_s, pace_s) if (every_s := self.every_s()) else shared_s)
         if silences:

@@ -71,10 +71,7 @@ def elsewhere(registry: Registry, jobs: list[Job], *, remove: bool = False) -> l
 
 
 def remove(registry: Registry, job: Job) -> None:
-    """Remove the job. The cost stays in the budgets; a damaged job counts at the worst case.
-
-    Raises ConfigError for a folder that cannot be removed; then the job stays in the list.
-    """
+    """Remove the job; the cost stays in the budgets. Raises ConfigError for a stuck folder: the job stays."""
     for folder in _folders(registry, job):
         try:
             shutil.rmtree(folder)

@@ -20,10 +20,7 @@ from .refresh import refresh
 
 
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
-    """Reserve the attempt's worst case; call it in the transaction that journals the intent to send.
-
-    Raises BudgetError if a budget of this installation has no room, or the price is unknown.
-    """
+    """Reserve the attempt's worst case, in the transaction that journals the intent to send. Raises BudgetError."""
     held = Held(attempt.job_id, attempt.number, project_of(config), amount_of(attempt.plan), time.time())
     ledger.reserve(registry.database, held, ledgers=ledgers_of(registry, config))
 

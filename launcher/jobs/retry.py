@@ -176,10 +176,7 @@ def trials_after(registry: Registry, job: Job, text: str) -> int:
 
 
 def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
-    """Return the config file as it is now, for the job's name and backend. Raises ConfigError.
-
-    The settings of the submit and of each resume count on top of the file, and then `settings`.
-    """
+    """Return the config file now, with the job's name, backend and settings, and `settings`. Raises ConfigError."""
     from .. import config as configs
 
     overrides = [*job.attempt.settings, *settings]

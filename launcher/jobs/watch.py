@@ -178,10 +178,7 @@ class Watcher(threading.Thread):
 
 
 class LogKeeper:
-    """Fetches the logs of ended attempts in order of arrival, a thread for each backend. Call `close` at the end.
-
-    So no poll of a job waits for a log.
-    """
+    """Fetches the logs of ended attempts, a thread for each backend, so that no poll waits. Call `close` at the end."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

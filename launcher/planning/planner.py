@@ -94,10 +94,7 @@ def copies(config: JobConfig, ranks: int) -> int:
 
 
 def value_faults(config: JobConfig, plan: Plan) -> list[Fault]:
-    """Return a fault for each value of the space that makes no valid config, or no plan, with the file's other values.
-
-    For a range, the lowest and the highest value count.
-    """
+    """Return a fault for each value of the space, of a range its ends, that makes no valid config or no plan."""
     from .. import config as configs
 
     assert config.sweep is not None

@@ -23,10 +23,7 @@ _EXPONENT = re.compile(r"-?\d+(\.\d+)?[eE][-+]?\d+$")
 
 
 def render_json(template: str, **values: Any) -> dict[str, Any]:
-    """Return the JSON object of the rendered text. The template contains `{{ value | json }}` for every value.
-
-    Raises jinja2.UndefinedError if the caller leaves out a value of the template: an error in cloudtrain.
-    """
+    """Return the JSON object of the rendered text. The template contains `{{ value | json }}` for every value."""
     body: dict[str, Any] = json.loads(render_text(template, **values))
     return body
 
@@ -70,10 +67,7 @@ def as_yaml(body: dict[str, Any]) -> str:
 
 
 def overlaid(body: dict[str, Any], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the request with the user's `raw` merged in, and a line for each change.
-
-    Mappings are merged key by key; any different value replaces the old value, and None removes the key.
-    """
+    """Return the request with the user's `raw` merged in, key by key (None removes one), and a line for each change."""
     changes: list[str] = []
     return _overlaid(body, raw, "", changes), changes
 
@@ -97,10 +91,7 @@ def _overlaid(body: dict[str, Any], raw: dict[str, Any], path: str, changes: lis
 def changed(
     planned: dict[str, Any], body: dict[str, Any], paths: Mapping[tuple[str, ...], str], raw: str
 ) -> Iterator[Fault]:
-    """Yield a fault for each planned value that the user's `raw` has changed.
-
-    `paths` maps places in the request to the config's keys; `raw` is the config key of the user's changes.
-    """
+    """Yield a fault at the key `raw` for each planned value that it changes; `paths`: places in the request -> keys."""
     for path, key in paths.items():
         if at(planned, path) != at(body, path):
             message = f"`raw` changes {'.'.join(path)}, and with it what was planned"

@@ -88,10 +88,7 @@ def trial_config(config: Mapping[str, Any], values: Mapping[str, Any]) -> JobCon
 
 
 def sweep_spec(config: Mapping[str, Any], plan: Plan, kind: str) -> dict[str, Any]:
-    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py).
-
-    `kind`: the program of a trial: task, script or module.
-    """
+    """Return the field `sweep` of the job spec (entrypoints/sweep/segments.py); `kind`: task, script or module."""
     sweep = config["sweep"]
     return {
         "search": _search(config),

@@ -257,10 +257,7 @@ def _is_never_code(name: str) -> bool:
 def _lines(
     folder: Path, names: Iterable[str], skip: int, before: bytes = b"", *, has_git: bool = False
 ) -> Iterator[_Lines]:
-    """Yield the ignore files of a folder, not git's where git answers itself.
-
-    Raises OSError, also for one that is larger than people write.
-    """
+    """Yield the ignore files of a folder, not git's where git answers itself. Raises OSError, also for a huge file."""
     for name in IGNORE_FILES[has_git:]:
         if name in names and (folder / name).is_file() and (rules := IgnoreFile(foreign.read(folder / name))):
             yield _Lines(rules, skip, before)

@@ -222,10 +222,7 @@ def _not_checked(work: _Work) -> list[str]:
 
 @contextmanager
 def place(home: Path, *, keeps: bool) -> Iterator[Path]:
-    """Create the rehearsal's own folder below the home folder; removed at the end, with folders of dead rehearsals.
-
-    The folder stays if `keeps`.
-    """
+    """Create the rehearsal's folder below the home folder; removed at the end unless `keeps`, with dead ones."""
     above = home / PLACE
     processes.make_private(above)
     _sweep(above)

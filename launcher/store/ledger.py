@@ -124,10 +124,7 @@ def forget(database: Database, job_id: str, attempt: int) -> None:
 
 
 def adopt(database: Database, held: Held, *, ledgers: Iterable[str] = (), told: str = "joining") -> None:
-    """Reserve for an attempt that runs already, without a budget check; an existing row stays.
-
-    `ledgers`: the shared ledgers that must record the attempt, each with the state `told`.
-    """
+    """Reserve for an attempt that runs already, unchecked; each of `ledgers` must record it, in the state `told`."""
     database.execute(
         "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
         " VALUES (?, ?, ?, ?, ?, 'held')",

@@ -46,10 +46,7 @@ def take(database: Database, job_id: str, reports: Sequence[SegmentRecord]) -> N
 
 
 def reports_in(lines: Iterable[tuple[str, float]]) -> list[SegmentRecord]:
-    """Return the reports about trials in the lines of a sweep, each line with its time in unix seconds.
-
-    A line with invalid values is left out.
-    """
+    """Return the valid reports about trials in the lines of a sweep, each line with its time in unix seconds."""
     found = []
     for line, time_s in lines:
         event = events.parse(line)[1] if events.MARK in line else None
