@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    config: JobConfig,
-    config_file: Path,
-    cache: Path,
-    *,
-    dry: bool,
-    shipped: Bundle | None = None,
-    spent_micro: int = 0,
+    config: JobConfig, config_file: Path, cache: Path, *, dry: bool, shipped: Bundle | None = None, spent_micro: int = 0
 ) -> Prepared:
     """Return the prepared submit, as `planning.prepare.prepare` does, of a config that may have a parent.
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    "plan",
-    epilog=examples("cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8"),
+    "plan", epilog=examples("cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8")
 )
 @config_options
 @click.option(
@@ -45,8 +44,8 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
         prepared = prepare(config, overrides.file, Path(), dry=True)
     from ..advice import memory, methods, parents
     from ..money.budget_preview import books_of
-    from ..planning import machine_loss
     from ..planning.bundle import size_words, summary
+    from ..planning.prepare import after_loss
 
     books, worst_micro = books_of(config), prepared.plan.worst_case_micro
     parent, difference = list[str](), None
@@ -59,7 +58,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
         difference = error  # for the end of the plan
     with overrides.placing():
         needed = memory.of_plan(prepared, measures=not without_code)
-    loss = machine_loss.words(config, prepared.plan, prepared.request)
+    loss = after_loss(prepared)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
         print_json(

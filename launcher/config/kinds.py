@@ -231,12 +231,7 @@ JobName = Annotated[
 PROJECT_WANTED = "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
 ProjectName = Annotated[str, _matching("project's name", PROJECT_WANTED, PROJECT_PATTERN)]
 LedgerUri = Annotated[
-    str,
-    _matching(
-        "ledger's place",
-        f"a ledger's place: {', '.join(forms('NAME'))} or a path",
-        LEDGER_PATTERN,
-    ),
+    str, _matching("ledger's place", f"a ledger's place: {', '.join(forms('NAME'))} or a path", LEDGER_PATTERN)
 ]
 BackendName = Annotated[
     str, _matching("backend", "a backend's name, such as `local` or `sagemaker`", r"[a-z][a-z0-9_-]{0,40}")

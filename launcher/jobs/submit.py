@@ -17,16 +17,7 @@ from typing import TypeVar
 from .. import backend as backends
 from .. import config as configs
 from ..config.schema import JobConfig, carried_by
-from ..errors import (
-    NOTHING,
-    PASSING,
-    BudgetError,
-    CapacityError,
-    CloudtrainError,
-    Fault,
-    UnreachableError,
-    refuse,
-)
+from ..errors import NOTHING, PASSING, BudgetError, CapacityError, CloudtrainError, Fault, UnreachableError, refuse
 from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject

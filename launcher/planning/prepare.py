@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,10 @@ from ..backend_table import traits
 from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
-from . import machine_loss, plan_text, secret_files
+from . import plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
+from .job_spec import node_counts
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 MOST_NAMED = 3  # changed files, in a warning
 LONG_MOMENTUM, MANY_AVERAGES = 0.9, 100  # see `few_averages`
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
+MIN_INSTANCES = "resources.min_instances"
 _ABILITIES = (backends.Backend, backends.HasCheckpoints, backends.Machines, backends.ReceivesModels, backends.Priced)
 
 
@@ -147,7 +150,7 @@ def _require_request(config: JobConfig) -> None:
 
 def _checked(backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request) -> list[Fault]:
     """Return the backend's findings, and the fault of a `min_instances` without effect."""
-    return [*backend.check(request), *filter(None, [machine_loss.fault(config, plan, request)])]
+    return [*backend.check(request), *_without_effect(config, plan, request)]
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
@@ -213,7 +216,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
     runs_here = traits(config.backend).runs_here
     asked = {
-        "resources.min_instances": config.resources.min_instances not in (None, config.resources.instances),
+        MIN_INSTANCES: config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None and not config.queue.wait,
         "resources.spot": config.resources.spot,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
@@ -242,3 +245,69 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
             yield from filter(None, [catalog.unknown(config.resources.accelerators)])
     if names := [name for name, is_set in asked.items() if is_set and name not in request.carried]:
         yield f"ignored on {config.backend}: {', '.join(names)}"
+
+
+def _without_effect(config: JobConfig, plan: Plan, request: backends.Request) -> Iterator[Fault]:
+    """Yield the fault of a `min_instances` with which no fewer machines could share the batch."""
+    fewest, most, batch = config.resources.min_instances, plan.instances, plan.batch
+    if (
+        fewest is None
+        or fewest == most
+        or batch is None
+        or MIN_INSTANCES not in request.carried
+        or _fewer(config, plan)
+    ):
+        return
+    whole, micro = batch.global_size, batch.micro_size
+    found = [plans.copies(config, count * plan.nproc_per_node) for count in range(fewest, most)]
+    units = [lcm(count, batch.data_ranks(plan.ranks)) for count in found if count]
+    hint = "leave it out"
+    if sizes := sorted({whole // unit for unit in units if whole % unit == 0}):
+        hint = f"leave `micro_batch_size` out, or write {' or '.join(map(str, sizes))}"
+    elif units:
+        unit = min(units)
+        near = " or ".join(str(size) for size in (whole // unit * unit, (whole // unit + 1) * unit) if size)
+        hint = f"write `global_batch_size` {near}, without `micro_batch_size`"
+    fewer = f"{fewest}" if fewest == most - 1 else f"{fewest} to {most - 1}"
+    message = f"`min_instances` {fewest} has no effect: {fewer} instances cannot share a global batch of {whole}"
+    message += f" in micro-batches of {micro}"
+    yield Fault(message, MIN_INSTANCES, hint=hint)
+
+
+def after_loss(prepared: Prepared) -> str:
+    """Return in a line what follows if a machine dies; empty if the nodes are processes of this machine."""
+    config, plan = prepared.config, prepared.plan
+    if traits(config.backend).runs_here:
+        return ""
+    is_elastic = MIN_INSTANCES in prepared.request.carried and plan.instances > 1
+    parts, fewer = [], _fewer(config, plan) if is_elastic and config.distributed.max_restarts else []
+    if fewer:
+        parts.append(
+            f"the job goes on with {' or '.join(map(str, reversed(fewer)))} of {plan.instances} (min_instances)"
+        )
+    if retries := config.retry.max_attempts - 1 if "node_failure" in config.retry.on else 0:
+        spare = len(getattr(getattr(config, config.backend, None), "hosts", ())) - plan.instances
+        hosts = f" ({counted(spare, 'spare host')})" if spare > 0 else ""
+        parts.append(f"at most {retries} retr{'y' if retries == 1 else 'ies'}{hosts}")
+    if plan.terms.starts > 1 and not retries:
+        parts.append("the platform starts the job again")
+    keys = "`retry`, no `min_instances`" if is_elastic else "`retry`"
+    which, what = "a" if plan.instances > 1 else "the", ", else ".join(parts) or f"the job fails (no {keys})"
+    return f"if {which} machine dies: {what}; {_copies(config, plan)}"
+
+
+def _fewer(config: JobConfig, plan: Plan) -> list[int]:
+    """Return the smaller numbers of machines with which a restart may go on."""
+    fewest = config.resources.min_instances or plan.instances
+    return [count for count in node_counts(plan, config) if fewest <= count < plan.instances]
+
+
+def _copies(config: JobConfig, plan: Plan) -> str:
+    """Return where the checkpoints are after the loss of a machine."""
+    if not (plan.saves or plan.keeps):
+        return "no file is kept (`keep`)"
+    if config.checkpoint.mirror:
+        return f"checkpoints have copies in {config.checkpoint.mirror}"
+    if config.checkpoint.uri or not traits(config.backend).keeps_on_nodes:
+        return "checkpoints are not on the machines"
+    return "checkpoints are copied to the next machine" if plan.instances > 1 else "checkpoints are lost (no mirror)"

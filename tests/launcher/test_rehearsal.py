@@ -22,7 +22,7 @@ from cloudtrain.launcher.advice import proofs
 from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
-from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, scale, starts
+from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, starts
 from cloudtrain.launcher.rehearsal.judging import Verdict
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, RehearsalOptions
 from cloudtrain.launcher.store.database import Database
@@ -60,18 +60,18 @@ def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) 
 )
 def test_scale_fits_the_machine(tmp_path: Path, planned: Plan, gpus: int, expected: tuple[int, int]) -> None:
     """At most two nodes; a GPU per rank, or a rank per node without GPUs; micro-batches unchanged and evenly shared."""
-    found = scale.choose(load(tmp_path), planned, 2, None, [str(number) for number in range(gpus)])
+    found = rehearsing.choose_scale(load(tmp_path), planned, 2, None, [str(number) for number in range(gpus)])
     assert (found.nodes, found.nproc) == expected
     assert len(found.gpus) == found.nodes
 
 
 def test_scale_keeps_the_size_of_the_micro_batches(tmp_path: Path) -> None:
     """Fewer ranks take more micro-batches of the same size, as the text says; a CPU job gets no GPU of this machine."""
-    found = scale.choose(load(tmp_path), plan(4, 8, Batch(256, 4, 2), gpus=8), 2, None, [])
+    found = rehearsing.choose_scale(load(tmp_path), plan(4, 8, Batch(256, 4, 2), gpus=8), 2, None, [])
     assert "training.micro_batch_size=4" in found.settings
     words = ("2 of 4 nodes x 1 of 8 ranks", "32 micro-batches of 4 a rank and step, not 2", "on the CPU, over gloo")
     assert found.words == words
-    assert scale.choose(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
+    assert rehearsing.choose_scale(load(tmp_path), plan(1, 1), 2, None, ["0", "1"]).gpus == ((),)
 
 
 @pytest.mark.parametrize("mode", ["root", "user", "none"])
@@ -547,7 +547,7 @@ def test_verdict_as_json_is_complete() -> None:
     assert told["verdict"] == "not proven: no step completed"
     assert told["checked"][1] == {"name": "steps", "ok": False, "found": "no step completed"}
     prepared: Any = SimpleNamespace(config=SimpleNamespace(backend="vendor"), backend=SimpleNamespace())
-    one = scale.Scale(1, 1, ((),), (), ())
+    one = rehearsing.Scale(1, 1, ((),), (), ())
     with pytest.raises(UsageError, match="`vendor` cannot be rehearsed"):
         rehearsing.rehearse(prepared, one, RehearsalOptions(), {}, print, Path())
 
