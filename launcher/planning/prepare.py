@@ -249,14 +249,8 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
 
 def _without_effect(config: JobConfig, plan: Plan, request: backends.Request) -> Iterator[Fault]:
     """Yield the fault of a `min_instances` with which no fewer machines could share the batch."""
-    fewest, most, batch = config.resources.min_instances, plan.instances, plan.batch
-    if (
-        fewest is None
-        or fewest == most
-        or batch is None
-        or MIN_INSTANCES not in request.carried
-        or _fewer(config, plan)
-    ):
+    fewest, most, batch, known = config.resources.min_instances, plan.instances, plan.batch, request.carried
+    if fewest is None or fewest == most or batch is None or MIN_INSTANCES not in known or _fewer(config, plan):
         return
     whole, micro = batch.global_size, batch.micro_size
     found = [plans.copies(config, count * plan.nproc_per_node) for count in range(fewest, most)]
