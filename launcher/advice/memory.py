@@ -46,9 +46,8 @@ def of_plan(prepared: Prepared, *, measures: bool = True) -> dict[str, Any] | No
         known = kept().get(key)
         if known is None and not measures:
             return None
-        lines, estimate["is_cut"] = (
-            (known, False) if known else taskcode.run(prepared, "memory", ask, str(int(FITS * (capacity or 0))))
-        )
+        most = str(int(FITS * (capacity or 0)))
+        lines, estimate["is_cut"] = (known, False) if known else taskcode.run(prepared, "memory", ask, most)
         for refused in (line for line in lines if line.get("is_refused")):
             raise ConfigError([Fault(refused["why"], key="task")])
         estimate["layouts"] = [line for line in lines if "bytes" in line]

@@ -58,11 +58,8 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
     yield from _packages(config, folder)
     yield from _windows(config, folder)
     if config._left_out:
-        names = ", ".join(config._left_out)
-        yield (
-            f"{names}: false or null, so the option is left out, and the script's default counts; to pass the word as"
-            ' text, put it into quotes: "false"'
-        )
+        names, cure = ", ".join(config._left_out), 'to pass the word as text, put it into quotes: "false"'
+        yield f"{names}: false or null, so the option is left out, and the script's default counts; {cure}"
     if config.script:
         yield from _script(config, config.script, _text(folder / config.script), several=several)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
@@ -70,17 +67,11 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
             yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
         yield from _deepspeed(config, entry, folder)
-        yield from _elsewhere(config, entry, folder)
     words = [*config.args, *config.resume_args]
     if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
         yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
-    first, start = (config.module or "").partition(".")[0], folder / (config.distributed.workdir or "")
-    path = variables.expanded(config.env.get("PYTHONPATH", ""), {"CLOUDTRAIN_CODE_DIR": str(folder.absolute())})
-    places = [start, *(start / each for each in path.split(os.pathsep) if each)]
-    if first and not any(is_in_code(each, first) for each in places) and not is_installed(first):
-        near = next((each.parent.name for each in folder.glob(f"*/{first}") if each.is_dir()), None)
-        there = f"; {near}/ has it: set `distributed.workdir: {near}`, or `env.PYTHONPATH`" if near else ""
-        yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it{there}"
+    if entry:
+        yield from _elsewhere(config, entry, folder)
 
 
 def _submodules(folder: Path) -> Iterator[str]:
@@ -125,15 +116,11 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
     """Yield a note for lost files, for a missing `resume_args`, and for ranks that train alone."""
     is_kept = any(not name.startswith("!") for name in config.keep)
     if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
-        yield (
-            f"{script} saves files, and `keep` is not set: files outside CLOUDTRAIN_CHECKPOINT_DIR are lost with the"
-            " machines; name the files in `keep`"
-        )
+        lost = "files outside CLOUDTRAIN_CHECKPOINT_DIR are lost with the machines"
+        yield f"{script} saves files, and `keep` is not set: {lost}; name the files in `keep`"
     if is_kept and not config.resume_args and (option := _RESUMES.search(text)):
-        yield (
-            f"{script} takes {option[1]}, and `resume_args` is not set: after a fault or a stop the script starts"
-            " without this option: write the option in `resume_args`"
-        )
+        again = "after a fault or a stop the script starts without this option"
+        yield f"{script} takes {option[1]}, and `resume_args` is not set: {again}: write the option in `resume_args`"
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
 
@@ -149,10 +136,20 @@ def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
 
 
 def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield a note for an imported package in a folder of the code beside the path: a `src` layout."""
+    """Yield a note for a module that Python does not find, where a folder beside the path may have it: a `src` layout.
+
+    The module to start, and the packages that the script imports.
+    """
+    first, start = (config.module or "").partition(".")[0], folder / (config.distributed.workdir or "")
+    path = variables.expanded(config.env.get("PYTHONPATH", ""), {"CLOUDTRAIN_CODE_DIR": str(folder.absolute())})
+    places = [start, *(start / each for each in path.split(os.pathsep) if each)]
+    if first and not any(is_in_code(each, first) for each in places) and not is_installed(first):
+        near = next((each.parent.name for each in folder.glob(f"*/{first}") if each.is_dir()), None)
+        there = f"; {near}/ has it: set `distributed.workdir: {near}`, or `env.PYTHONPATH`" if near else ""
+        yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it{there}"
     if "PYTHONPATH" in config.env or any("install" in line for line in config.setup):
         return
-    paths = (folder, (folder / script).parent, folder / (config.distributed.workdir or ""))
+    paths = (folder, (folder / script).parent, start)
     for name in dict.fromkeys(_IMPORTED.findall(_text(folder / script))):
         if any(kind_of(path / f"{name}{end}") for path in paths for end in ("", ".py")) or is_installed(name, folder):
             continue

@@ -35,22 +35,12 @@ _IN_A_TASK = {  # what a task has in place of a script's key
     "distributed.workdir": "a task has the code folder as its working directory: leave the key out",
 }
 _PATHS = (
-    "keep",
-    "inputs",
-    "outputs",
-    "init_from",
-    "init_from.path",
-    "code.exclude",
-    "checkpoint.uri",
-    "checkpoint.mirror",
+    *("keep", "inputs", "outputs", "init_from", "init_from.path", "code.exclude"),
+    *("checkpoint.uri", "checkpoint.mirror"),
 )
 _LAUNCHERS = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli",
-    "deepspeed.launcher.runner",
-    "deepspeed.launcher.launch",
+    *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+    *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
 )
 _FEWEST = 4  # trials of pbt
 _WITH_PAUSES = ", ".join(PAUSING[:-1]) + f" and {PAUSING[-1]}"
@@ -204,9 +194,7 @@ def _numbers(root: YamlNode) -> Iterator[Fault]:
     written = given(root, "resources", "instances")
     instances = whole_at(root, "resources", "instances") if written else 1
     if fewest and instances and fewest > instances:
-        paths: list[KeyPath] = [("resources", "min_instances")]
-        if written:
-            paths.append(("resources", "instances"))
+        paths = [("resources", "min_instances"), *([("resources", "instances")] if written else [])]
         message = f"`min_instances` {fewest} is more than `instances` {instances}"
         yield between(root, message, "a restart continues with fewer machines, never with more", *paths)
 

@@ -33,6 +33,7 @@ from cloudtrain.entrypoints.format import counted
 from ..backend import Bundle
 from ..errors import ConfigError
 from . import git, shipped
+from .request_rules import notes_of
 from .secret_files import Secrets
 from .shipped import MB, collect
 
@@ -41,6 +42,9 @@ from .shipped import MB, collect
 PIECE, ONE_IN = 1 << 20, 64
 _MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")  # of UTF-8 and UTF-16
 _SHELL = re.compile(rb"(\xef\xbb\xbf)?#!.*sh\b")
+_POINTER = "a pointer of Git LFS, not the file itself: git lfs pull"
+_CRLF = "a shell script with Windows line ends (CRLF), which fails on a node: sed -i 's/\\r$//' FILE"
+_BOM = "a shell script with the mark of a Windows editor (BOM), which fails on a node: save it as UTF-8"
 LEVEL = 4  # of gzip: half the processor time of level 6, for 5 % more bytes
 
 
@@ -85,10 +89,8 @@ def pack(
     path = into / f"{sha256}.tar.gz"
     largest = tuple(sorted(sizes.items(), key=lambda item: -item[1])[:5])
     size, about = sum(sizes.values()), git.state(folder)
-    missing = shipped.left_out(folder, sizes, (each for each in needed if each[0] == "args"))
-    lost = [f"args: `{name}` is not shipped: {shipped.WHY_LEFT_OUT}; data comes by `inputs`" for _, name in missing]
     notes = (
-        *lost,
+        *(note for fault in shipped.left_out(folder, sizes, needed) for note in notes_of(fault)),
         *_notes(code.doubtful),
         *shipped.without_effect(exclude, sizes),
         *([] if about else _unasked(folder)),
@@ -101,7 +103,7 @@ def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: P
 
     An unreadable folder or archive counts as unchanged: the send reports the fault.
     """
-    folder, own, found = folder.resolve(), config_file.parent.resolve() / config_file.name, set[str]()
+    folder, found = folder.resolve(), set[str]()
     unreadable = (ConfigError, OSError, EOFError, zlib.error, tarfile.TarError)
     with contextlib.suppress(*unreadable), tarfile.open(bundle.path) as tar:
         now = set(collect(folder, exclude))
@@ -112,20 +114,21 @@ def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: P
             elif member.name != name:
                 now.add(name)
         found = now
-    return sorted(name for name in found if folder / name != own)
+    return sorted(found - {_relative(config_file, folder)})
 
 
 def digests(folder: Path, exclude: Iterable[str], config_file: Path) -> dict[str, str]:
     """Return a short hash of each file that a job ships, without the config file and unreadable files."""
-    folder, own, found = folder.resolve(), config_file.parent.resolve() / config_file.name, dict[str, str]()
-    for name in collect(folder, exclude):
+    folder, found = folder.resolve(), dict[str, str]()
+    apart = _relative(config_file, folder)
+    for name in (each for each in collect(folder, exclude) if each != apart):
         path = folder / name
         with contextlib.suppress(OSError):
             target = os.path.relpath(path.resolve(), path.parent) if path.is_symlink() else None
             data = path.read_bytes() if target is None else os.fsencode(target)
             mode = "x" if path.lstat().st_mode & stat.S_IXUSR else ""
             found[name] = hashlib.sha256(data).hexdigest()[:16] + mode
-    return {name: value for name, value in found.items() if folder / name != own}
+    return found
 
 
 def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
@@ -150,15 +153,14 @@ class _Code(NamedTuple):
     def look(self, name: str, beginning: bytes) -> None:
         """Look at the beginning of a file."""
         self.secrets.look(name, beginning)
-        if beginning.startswith(b"version https://git-lfs"):
-            self.doubtful.setdefault("a pointer of Git LFS, not the file itself: git lfs pull", []).append(name)
         is_shell = name.endswith((".sh", ".bash")) or _SHELL.match(beginning) is not None
-        if is_shell and b"\r\n" in beginning:
-            why = "a shell script with Windows line ends (CRLF), which fails on a node: sed -i 's/\\r$//' FILE"
-            self.doubtful.setdefault(why, []).append(name)
-        if is_shell and beginning.startswith(_MARKS):
-            why = "a shell script with the mark of a Windows editor (BOM), which fails on a node: save it as UTF-8"
-            self.doubtful.setdefault(why, []).append(name)
+        for is_found, why in (
+            (beginning.startswith(b"version https://git-lfs"), _POINTER),
+            (is_shell and b"\r\n" in beginning, _CRLF),
+            (is_shell and beginning.startswith(_MARKS), _BOM),
+        ):
+            if is_found:
+                self.doubtful.setdefault(why, []).append(name)
 
 
 def _notes(doubtful: Mapping[str, list[str]]) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from math import ceil, lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.format import counted, down, span, up
 from cloudtrain.entrypoints.sweep.space import dimensions
@@ -126,7 +126,8 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
         message = f"trials of {counted(width, 'instance')} do not divide {counted(instances, 'instance')}"
         raise ConfigError(message, key="sweep.instances", hint=f"use one of {fits}")
     teams = instances // width
-    if sweep.parallel is not None and sweep.parallel < min(teams, search_spec.search_of(_parts(config)).trials):
+    parts = config.model_dump(mode="json", include={"task", "training", "sweep"})
+    if sweep.parallel is not None and sweep.parallel < min(teams, search_spec.search_of(parts).trials):
         message = f"`parallel: {sweep.parallel}` leaves some of the {counted(instances, 'instance')} without work"
         hint = f"`parallel: {teams}`, or `--instances {sweep.parallel * width}`"
         raise ConfigError(message, key="sweep.parallel", hint=hint)
@@ -144,10 +145,6 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
         message = f"{counted(ranks, 'GPU')} of a trial do not divide the {counted(nproc, 'GPU')} of an instance"
         raise ConfigError(message, key="sweep.slots", hint=f"use one of {fits}{larger}")
     return nproc // ranks, ranks
-
-
-def _parts(config: JobConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", include={"task", "training", "sweep"})
 
 
 def _cap(

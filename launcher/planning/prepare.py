@@ -191,10 +191,8 @@ def few_averages(config: JobConfig) -> Iterator[str]:
         return
     averages = -(-max(0, steps - local.sync_steps) // local.period)
     if averages < MANY_AVERAGES:
-        yield (
-            f"training.local.outer.momentum {local.outer.momentum:g} needs {MANY_AVERAGES} averages or more, and this "
-            f"job has {averages}: 0.6 loses less accuracy"
-        )
+        needs = f"{MANY_AVERAGES} averages or more, and this job has {averages}: 0.6 loses less accuracy"
+        yield f"training.local.outer.momentum {local.outer.momentum:g} needs {needs}"
 
 
 def refresh_words(config_file: Path, *options: str) -> str:

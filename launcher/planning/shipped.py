@@ -27,17 +27,7 @@ ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
 GENERATOR = "cloudtrain report"  # as in the head of a report's HTML
 _BEGINNING = 4000  # bytes in which a report identifies itself
 MB = 1_000_000
-WHY_LEFT_OUT = "git, an ignore file or `code.exclude` leaves it out"
 MOST_FAULTS = 10  # files that cannot be shipped, named in the errors
-
-
-class _File(NamedTuple):
-    bytes: int
-    mode: int
-
-    @property
-    def is_link(self) -> bool:
-        return stat.S_ISLNK(self.mode)
 
 
 class _OfGit(NamedTuple):
@@ -113,15 +103,13 @@ def look(
     if not found:
         message = f"there is nothing to ship: every file of {folder} is ignored"
         raise ConfigError([Fault(message, key="code.dir")])
-    sizes = {name: found[name].bytes for name in sorted(found)}
+    sizes = {name: found[name].st_size for name in sorted(found)}
     secrets = Secrets(folder, sizes, exclude)
-    faults, too_large = list(_links_and_modes(folder, found)), list(_size(sizes, max_bytes))
-    for key, name in left_out(folder, found, (each for each in needed if each[0] != "args")):
-        hint = f"add `!{name}` to `code.exclude`, or change the ignore file that names it"
-        too_large.append(Fault(f"`{name}` is not shipped: {WHY_LEFT_OUT}", key, hint=hint))
-    if faults or too_large or any(secrets.faults()):
+    lost = (fault for fault in left_out(folder, found, needed) if not fault.is_warning)
+    faults, further = list(_links_and_modes(folder, found)), [*_size(sizes, max_bytes), *lost]
+    if faults or further or any(secrets.faults()):
         secrets.read()
-        refuse_files([*faults, *secrets.faults()], too_large)
+        refuse_files([*faults, *secrets.faults()], further)
     return sizes, secrets
 
 
@@ -134,8 +122,8 @@ def without_effect(exclude: Iterable[str], names: Iterable[str]) -> Iterator[str
             yield f"code.exclude: `{line}` brings no file back: write the path of a file or folder, from `code.dir` on"
 
 
-def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield the keys and the files or folders that a config needs (see `look`), and that are not among the names."""
+def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str, str]]) -> Iterator[Fault]:
+    """Yield a fault for each file or folder that a config needs (see `look`) beside the names; for `args` a warning."""
     top = folder.resolve()
     for key, name in needed:
         path = (top / name).resolve()
@@ -143,7 +131,10 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
         if "." not in ways and not any(
             way in names or any(each.startswith(f"{way}/") for each in names) for way in ways
         ):
-            yield key, os.path.normpath(name)
+            is_data, file = key == "args", os.path.normpath(name)
+            hint = f"add `!{file}` to `code.exclude`, or change the ignore file that names it"
+            message = f"`{file}` is not shipped: git, an ignore file or `code.exclude` leaves it out"
+            yield Fault(message, key, hint="data comes by `inputs`" if is_data else hint, is_warning=is_data)
 
 
 def refuse_files(faults: Iterable[Fault], more: Iterable[Fault] = ()) -> None:
@@ -172,7 +163,7 @@ def is_report(path: Path) -> bool:
         return f'<meta name="generator" content="{GENERATOR}">'.encode() in file.read(_BEGINNING)
 
 
-def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, _File]]:
+def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, os.stat_result]]:
     try:
         folder = folder.resolve(strict=True)
         return folder, _walk(folder, exclude)
@@ -182,10 +173,10 @@ def _found(folder: Path, exclude: Iterable[str]) -> tuple[Path, dict[str, _File]
         raise ConfigError([Fault(message, key="code.dir", hint="mend it, or exclude it")]) from error
 
 
-def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
+def _walk(root: Path, exclude: Iterable[str]) -> dict[str, os.stat_result]:
     """Return the files to ship. Raises OSError."""
     own = _own(root, exclude)
-    found: dict[str, _File] = {}
+    found: dict[str, os.stat_result] = {}
     left = [_Folder("", _above(root, kept := _of_git(root, "")), kept)]  # no recursion: folders may be deep
     while left:
         below, lines, kept, _ = folder = left.pop()
@@ -203,8 +194,7 @@ def _walk(root: Path, exclude: Iterable[str]) -> dict[str, _File]:
             if is_dir and (not verdict or own.leads_into(path)):
                 left.append(_Folder(f"{path}/", lines, kept, verdict or _is_never_code(entry.name)))
             elif not is_dir and not verdict and (entry.is_symlink() or (entry.is_file() and not _is_report(entry))):
-                about = entry.stat(follow_symlinks=False)
-                found[path] = _File(about.st_size, about.st_mode)
+                found[path] = entry.stat(follow_symlinks=False)
     return found
 
 
@@ -299,15 +289,16 @@ def _is_report(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _links_and_modes(folder: Path, found: dict[str, _File]) -> Iterator[Fault]:
-    links = [name for name in sorted(found) if found[name].is_link]
+def _links_and_modes(folder: Path, found: dict[str, os.stat_result]) -> Iterator[Fault]:
+    links = [name for name in sorted(found) if stat.S_ISLNK(found[name].st_mode)]
     shipped = {parent for name in found for parent in (name, *_parents(name))} if links else set()
     for name in links:
         if why := _why_not_shipped(folder / name, folder, shipped):
             hint = "copy what it points to, or exclude it; data comes by `inputs`"
             yield Fault(f"the link `{name}` {why}", key="code.dir", hint=hint)
-    for name, file in found.items():
-        if not file.is_link and file.mode & 0o444 != 0o444 and not os.access(folder / name, os.R_OK):
+    for name, about in found.items():
+        is_open = stat.S_ISLNK(about.st_mode) or about.st_mode & 0o444 == 0o444
+        if not is_open and not os.access(folder / name, os.R_OK):
             yield Fault(f"`{name}` cannot be read", key="code.dir", hint="change its mode, or exclude it")
 
 

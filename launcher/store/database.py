@@ -335,15 +335,11 @@ class Database:
         return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _unusable(self, error: Exception) -> ConfigError:
-        return ConfigError(
-            f"the job registry cannot be used: {words_of(error)}",
-            where=self.path,
-            hint="install that version of cloudtrain again, move the file away (`cloudtrain adopt` finds running jobs"
-            " again), or set CLOUDTRAIN_HOME to another folder"
-            if "another version of cloudtrain" in str(error)
-            else "free some room, move the file away if it is damaged (`cloudtrain adopt` finds"
-            " running jobs again), or set CLOUDTRAIN_HOME to another folder",
-        )
+        cure = "free some room, move the file away if it is damaged"
+        if "another version of cloudtrain" in str(error):
+            cure = "install that version of cloudtrain again, move the file away"
+        hint = f"{cure} (`cloudtrain adopt` finds running jobs again), or set CLOUDTRAIN_HOME to another folder"
+        return ConfigError(f"the job registry cannot be used: {words_of(error)}", where=self.path, hint=hint)
 
 
 def words_of(error: Exception) -> str:

@@ -36,11 +36,9 @@ def home() -> Path:
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(13, "Permission denied")
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
-        raise ConfigError(
-            f"cloudtrain cannot keep its state in {path}: {getattr(error, 'strerror', None) or error}",
-            where=path,
-            hint="set CLOUDTRAIN_HOME to a folder that you can write",
-        ) from error
+        message = f"cloudtrain cannot keep its state in {path}: {getattr(error, 'strerror', None) or error}"
+        hint = "set CLOUDTRAIN_HOME to a folder that you can write"
+        raise ConfigError(message, where=path, hint=hint) from error
     return path
 
 

@@ -85,19 +85,15 @@ class Registry:
                 self._insert_job(job, key)
                 return job, True
             if exclusive and self._select("AND (jobs.id = ?1 OR jobs.name = ?1) LIMIT 1", name):
-                raise UsageError(
-                    f"a job named `{name}` exists already",
-                    hint=f"choose another --name, or look at it: cloudtrain status {name}",
-                )
+                hint = f"choose another --name, or look at it: cloudtrain status {name}"
+                raise UsageError(f"a job named `{name}` exists already", hint=hint)
             job_id = name if exclusive else new_id(name)
             while not exclusive and self.booked(job_id):
                 job_id = new_id(name)
             booked = self.booked(job_id)
             if any(row["state"] != "released" for row in booked):
-                raise UsageError(
-                    f"a job named `{name}` was removed here; its backend may still have its files under that name",
-                    hint="choose another --name",
-                )
+                message = f"a job named `{name}` was removed here; its backend may still have its files under that name"
+                raise UsageError(message, hint="choose another --name")
             job = make(job_id, max((row["attempt"] for row in booked), default=0) + 1)
             self._insert_job(job, key)
         return job, True
@@ -123,13 +119,10 @@ class Registry:
             if not rows:  # by another process, or because its only attempt was never sent
                 raise NoSuchJobError(f"the job `{attempt.job_id}` was removed meanwhile", hint="cloudtrain submit")
             if rows[0]["state"] in ACTIVE or rows[0]["number"] + 1 != attempt.number:
-                raise UsageError(
-                    f"`{attempt.job_id}` is being resumed already", hint=f"cloudtrain logs -f {attempt.job_id}"
-                )
-            self.database.execute(
-                "UPDATE jobs SET config = ?, bundle = ? WHERE id = ?",
-                (json.dumps(config), json.dumps(bundle), attempt.job_id),
-            )
+                hint = f"cloudtrain logs -f {attempt.job_id}"
+                raise UsageError(f"`{attempt.job_id}` is being resumed already", hint=hint)
+            values = (json.dumps(config), json.dumps(bundle), attempt.job_id)
+            self.database.execute("UPDATE jobs SET config = ?, bundle = ? WHERE id = ?", values)
             self._insert(attempt)
 
     def adopt(self, job: Job, ref: dict[str, Any]) -> None:
