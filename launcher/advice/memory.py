@@ -87,12 +87,8 @@ def gpu_bytes(prepared: Prepared) -> int | None:
     if not plan.gpus_per_instance:
         return None
     own = [row for row in catalog.rows(prepared.config.backend) if row["instance_type"] == plan.machine]
-    named = [
-        row
-        for backend in catalog.backends()
-        for row in catalog.rows(backend)
-        if catalog.is_named(wanted, row["accelerator"], row["accelerator_memory_gib"])
-    ]
+    known = (row for backend in catalog.backends() for row in catalog.rows(backend))
+    named = [row for row in known if catalog.is_named(wanted, row["accelerator"], row["accelerator_memory_gib"])]
     for rows in (own, named):
         if len(sizes := {row["accelerator_memory_gib"] for row in rows} - {""}) == 1:
             return int(float(sizes.pop()) * 2**30)
@@ -120,13 +116,10 @@ def _left_out(other: dict[str, Any], estimate: dict[str, Any]) -> str:
 def asked(prepared: Prepared) -> dict[str, Any]:
     """Return the parts of the job's spec that decide on memory; for a sweep, those of a trial."""
     spec = job_spec(prepared.plan, prepared.config, prepared.config.name, 1).dump()
-    trial = {
-        "nodes": 1,
-        "nproc_per_node": prepared.plan.slot_ranks,
-        "run": {**spec["run"], "kind": "task"},
-        "sweep": None,
-    }
-    return {**spec, **(trial if spec.get("sweep") else {}), "notices": None, "checkpoint": {}}
+    if spec.get("sweep"):
+        run, ranks = {**spec["run"], "kind": "task"}, prepared.plan.slot_ranks
+        spec |= {"nodes": 1, "nproc_per_node": ranks, "run": run, "sweep": None}
+    return {**spec, "notices": None, "checkpoint": {}}
 
 
 def _parameters(name: str) -> int | None:
@@ -135,11 +128,8 @@ def _parameters(name: str) -> int | None:
         if not (home.where() / "registry.sqlite").exists():
             return None
         database = Database(home.where())
-        rows = database.execute(
-            "SELECT fields FROM points JOIN jobs ON jobs.id = points.job_id WHERE jobs.name = ? AND kind = 'start' "
-            "ORDER BY jobs.seq DESC, attempt DESC, points.seq DESC LIMIT 1",
-            (name,),
-        )
+        sql = "SELECT fields FROM points JOIN jobs ON jobs.id = points.job_id WHERE jobs.name = ? AND kind = 'start'"
+        rows = database.execute(f"{sql} ORDER BY jobs.seq DESC, attempt DESC, points.seq DESC LIMIT 1", (name,))
         parameters = json.loads(rows[0][0]).get("parameters") if rows else None
         return parameters if isinstance(parameters, int) else None
     return None

@@ -50,11 +50,8 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
     Beside a train.py of your own, `--kind script` writes only cloudtrain.yaml, for your script. With `--backend` only
     that backend's block is in the file; `cloudtrain submit --backend local` still trains here.
     """
-    starter = {
-        entry.name: entry.read_text(encoding="utf-8")
-        for entry in sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda e: e.name)
-        if entry.is_file()
-    }
+    entries = sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda entry: entry.name)
+    starter = {entry.name: entry.read_text(encoding="utf-8") for entry in entries if entry.is_file()}
     if backend:
         starter[DEFAULT_FILE] = _for(backend, starter[DEFAULT_FILE])
     try:

@@ -117,11 +117,8 @@ def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]
     odd = [item for item in node.value if not isinstance(item.value, str)]
     faults = [Fault("expected a backend's name", "backend", item.place, hint) for item in odd]
     names = [str(item.value) for item in node.value]
-    faults += [
-        Fault(f"`{name}` is listed twice", "backend", item.place, "once is enough")
-        for index, (name, item) in enumerate(zip(names, node.value, strict=True))
-        if name in names[:index]
-    ]
+    again = [item for index, item in enumerate(node.value) if names[index] in names[:index]]
+    faults += [Fault(f"`{item.value}` is listed twice", "backend", item.place, "once is enough") for item in again]
     if not names:
         faults.append(Fault("no backend is named", "backend", node.place, hint))
     refuse(faults)

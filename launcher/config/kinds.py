@@ -189,15 +189,14 @@ _ABOVE_0 = units.MONEY_PATTERN.replace("^", "^(?=.*[1-9])", 1)
 _PRICE = {"anyOf": [{"type": "string", "pattern": _ABOVE_0}, {"type": "number", "exclusiveMinimum": 0}]}
 _SIZE = {"anyOf": [{"type": "string", "pattern": units.SIZE_PATTERN}, {"type": "integer", "minimum": 1}]}
 _COUNT = {"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 1024}]}
+_PERCENT = {"type": "string", "pattern": units.PERCENT_PATTERN}
+_ARGUMENTS = {"anyOf": [{"type": "object", "additionalProperties": {"not": {"type": "object"}}}, {"type": "string"}]}
 _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 
 Duration = Annotated[int, Kind("duration", units.parse_duration, _DURATION, units.format_duration)]
 Money = Annotated[int, Kind("amount of money", units.parse_money, _MONEY, units.format_money)]
 Price = Annotated[int, Kind("price", _price, _PRICE, units.format_money)]
-Percent = Annotated[
-    int,
-    Kind("percentage", units.parse_percent, {"type": "string", "pattern": units.PERCENT_PATTERN}, units.format_percent),
-]
+Percent = Annotated[int, Kind("percentage", units.parse_percent, _PERCENT, units.format_percent)]
 SizeGb = Annotated[int, Kind("size in GB", units.parse_size_gb, _SIZE)]
 ProcessCount = Annotated[int | Literal["auto"], Kind("whole number or auto", _process_count, _COUNT)]
 Accelerators = Annotated[str, Kind("accelerators", _accelerators, {"type": "string", "pattern": f"^{_ACCELERATORS}$"})]
@@ -211,23 +210,12 @@ CheckpointChoice = Annotated[
 # Text that may be written as an unquoted number or boolean: the value is the text as written.
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
-Arguments = Annotated[
-    Many[Written],
-    Shorthand(
-        "mapping or text",
-        argv,
-        {"anyOf": [{"type": "object", "additionalProperties": {"not": {"type": "object"}}}, {"type": "string"}]},
-    ),
-]
+Arguments = Annotated[Many[Written], Shorthand("mapping or text", argv, _ARGUMENTS)]
 
 _NAME = "[a-z0-9][a-z0-9-]{0,40}"
-JobName = Annotated[
-    str,
-    # As the argument JOB of a command, `last` means the newest job.
-    _matching(
-        "name", f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`", f"(?!last$){_NAME}"
-    ),
-]
+# As the argument JOB of a command, `last` means the newest job.
+_NAME_WANTED = f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`"
+JobName = Annotated[str, _matching("name", _NAME_WANTED, f"(?!last$){_NAME}")]
 PROJECT_WANTED = "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
 ProjectName = Annotated[str, _matching("project's name", PROJECT_WANTED, PROJECT_PATTERN)]
 LedgerUri = Annotated[
@@ -262,37 +250,19 @@ MetricName = Annotated[
     str,
     _matching("metric's name", "a metric's name: letters, digits and `_`, at most 40", r"[A-Za-z_][A-Za-z0-9_]{0,39}"),
 ]
-SplitName = Annotated[  # also a part of a file's name
-    str,
-    _matching(
-        "split's name",
-        "a split's name: letters, digits, `_`, `-` and `.`, at most 40, a letter, a digit or `_` first",
-        r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}",
-    ),
-]
-_VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"
-Channel = Annotated[
-    str,
-    _matching(
-        "address", "`env:NAME` (the address is in that variable) or an http(s) address", rf"{_VARIABLE}|https?://[!-~]+"
-    ),
-]
+_SPLIT_WANTED = "a split's name: letters, digits, `_`, `-` and `.`, at most 40, a letter, a digit or `_` first"
+SplitName = Annotated[str, _matching("split's name", _SPLIT_WANTED, r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}")]
+
+
+def _address(name: str, wanted: str, pattern: str) -> Kind:
+    return _matching(name, f"`env:NAME` (the address is in that variable) or {wanted}", rf"env:{_WORD}|{pattern}")
+
+
+Channel = Annotated[str, _address("address", "an http(s) address", r"https?://[!-~]+")]
 AppriseUrl = Annotated[
-    str,
-    _matching(
-        "address",
-        "`env:NAME` (the address is in that variable) or an address that Apprise knows, `ntfys://...`",
-        rf"{_VARIABLE}|(?!env:)[a-z][a-z0-9+.-]*://?[!-~]+",
-    ),
+    str, _address("address", "an address that Apprise knows, `ntfys://...`", r"(?!env:)[a-z][a-z0-9+.-]*://?[!-~]+")
 ]
-MailServer = Annotated[
-    str,
-    _matching(
-        "mail server",
-        "`env:NAME` (the address is in that variable) or smtp://USER:PASSWORD@HOST:587, smtps://...",
-        rf"{_VARIABLE}|smtps?://[!-~]+",
-    ),
-]
+MailServer = Annotated[str, _address("mail server", "smtp://USER:PASSWORD@HOST:587, smtps://...", r"smtps?://[!-~]+")]
 MailAddress = Annotated[
     str, _matching("mail address", "a mail address such as team@example.org", r"[^\s@,;<>\"]+@[^\s@,;<>\"]+")
 ]

@@ -164,10 +164,8 @@ def _stored(registry: Registry, choice: JobFilter, described: bool) -> list[List
         return []
     where, values = _conditions(choice, described)
     names = [*ListRow._fields[:-1], "described" if described else "''"]
-    rows = registry.database.execute(
-        f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?",
-        (*values, -1 if choice.limit is None else choice.limit),
-    )
+    sql = f"SELECT {', '.join(names)} FROM listed WHERE {where} ORDER BY seq DESC LIMIT ?"
+    rows = registry.database.execute(sql, (*values, -1 if choice.limit is None else choice.limit))
     return list(map(ListRow._make, rows))
 
 

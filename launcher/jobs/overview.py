@@ -62,15 +62,8 @@ def as_lines(
     """
     columns, rows = size
     saved, lost = _newest_checkpoint(view), unkept(view.progress)
-    figures = [
-        *_head(view),
-        *_pending(view),
-        *_progress(view),
-        *_below("trials", trials),
-        *_below("test", tests),
-        *saved,
-    ]
-    figures += [("" if saved else "checkpoint", lost)] if lost else []
+    figures = [*_head(view), *_pending(view), *_progress(view), *_below("trials", trials), *_below("test", tests)]
+    figures += [*saved, *([("" if saved else "checkpoint", lost)] if lost else [])]
     head = [f"{view.job.id}  {outcome(view.job)}", *labelled([*figures, *_money(view)])]
     tail = [*_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]
     lines: list[str] = []
@@ -239,11 +232,8 @@ def _gpu_hours(view: JobView) -> str:
     plan = view.job.attempt.plan
     if plan.price_micro != 0 or not plan.gpus_per_instance:
         return ""
-    seconds = sum(
-        leg.instances * attempt.plan.gpus_per_instance * leg.seconds(view.now_s)
-        for attempt in view.attempts
-        for leg in meter.legs_of([attempt])
-    )
+    used = [(attempt.plan.gpus_per_instance, leg) for attempt in view.attempts for leg in meter.legs_of([attempt])]
+    seconds = sum(leg.instances * gpus * leg.seconds(view.now_s) for gpus, leg in used)
     return f", {seconds / 3600:,.2f} GPU-hours"
 
 

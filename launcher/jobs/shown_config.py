@@ -17,12 +17,10 @@ MOST_NAMED = 5  # changed keys, in a line
 
 HIDDEN = "(not shown)"
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")  # a part of a name: HF_TOKEN, api-key, accessKey
-_SECRET = frozenset(
-    {
-        *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "pw", "credential"),
-        *("credentials", "auth", "authorization", "bearer", "signature", "sas", "cookie", "dsn"),
-    }
-)
+_SECRET = {
+    *("key", "apikey", "token", "secret", "password", "passwd", "passphrase", "pwd", "pw", "credential"),
+    *("credentials", "auth", "authorization", "bearer", "signature", "sas", "cookie", "dsn"),
+}
 _FLAG = re.compile(r"--?([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^/@\s:]*:[^/@\s]*(?=@)")
 _QUERY = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#]*\?)[^\s#]+", re.IGNORECASE)

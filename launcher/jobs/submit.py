@@ -274,9 +274,6 @@ def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) ->
 
 
 def _secrets(config: JobConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    refuse(
-        Fault(f"the secret `{name}` is not set in your environment", key="secrets", hint=f"export {name}=...")
-        for name in config.secrets
-        if name not in environ
-    )
+    unset, why = [name for name in config.secrets if name not in environ], "is not set in your environment"
+    refuse(Fault(f"the secret `{name}` {why}", key="secrets", hint=f"export {name}=...") for name in unset)
     return {name: environ[name] for name in config.secrets}

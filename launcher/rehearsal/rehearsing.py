@@ -257,17 +257,10 @@ def _start(
         laid_out = replace(laid_out, nodes=tuple(replace(n, places={**n.places, **seen}) for n in laid_out.nodes))
     work.laid_out = laid_out
     hidden = (prepared.config_file.parent / prepared.config.code.dir).resolve()
-    is_last = hold_at is None and wish.preempt_at is not None  # then no second save is needed
-    at_once = wish.kills if hold_at is not None else is_last
-    return starts.run(
-        work.laid_out,
-        folder,
-        until=_until(work, hold_at, leave_at),
-        ranks=work.scale.ranks,
-        at_once=at_once,
-        timeout_s=wish.timeout_s,
-        hidden=hidden,
-    )
+    # The last start needs no second save.
+    at_once = wish.kills if hold_at is not None else wish.preempt_at is not None
+    until, ranks = _until(work, hold_at, leave_at), work.scale.ranks
+    return starts.run(laid_out, folder, until, ranks, at_once=at_once, timeout_s=wish.timeout_s, hidden=hidden)
 
 
 def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[Account, float], bool]:

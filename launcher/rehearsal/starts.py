@@ -60,9 +60,9 @@ class StartResult:
 def run(
     laid_out: Rehearsal,
     folder: Path,
-    *,
     until: Callable[[Account, float], bool],
     ranks: int,
+    *,
     at_once: bool,
     timeout_s: float,
     hidden: Path,

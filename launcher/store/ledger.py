@@ -125,11 +125,9 @@ def forget(database: Database, job_id: str, attempt: int) -> None:
 
 def adopt(database: Database, held: Held, *, ledgers: Iterable[str] = (), told: str = "joining") -> None:
     """Reserve for an attempt that runs already, unchecked; each of `ledgers` must record it, in the state `told`."""
-    database.execute(
-        "INSERT OR IGNORE INTO reservations (job_id, attempt, project, amount_micro, created_s, state)"
-        " VALUES (?, ?, ?, ?, ?, 'held')",
-        (held.job_id, held.attempt, held.project, held.amount_micro, held.created_s),
-    )
+    columns = "job_id, attempt, project, amount_micro, created_s, state"
+    row = (held.job_id, held.attempt, held.project, held.amount_micro, held.created_s)
+    database.execute(f"INSERT OR IGNORE INTO reservations ({columns}) VALUES (?, ?, ?, ?, ?, 'held')", row)
     for uri in ledgers:
         values = (held.job_id, held.attempt, uri, told)
         database.execute("INSERT OR IGNORE INTO tellings VALUES (?, ?, ?, ?)", values)
@@ -156,10 +154,8 @@ def held(database: Database, now_s: float | None = None) -> list[Held]:
 
 def unpriced(database: Database) -> list[str]:
     """Return the jobs that have ended at an unknown cost."""
-    rows = database.execute(
-        "SELECT DISTINCT job_id FROM reservations WHERE state = 'settled' AND spent_micro IS NULL ORDER BY job_id"
-    )
-    return [row["job_id"] for row in rows]
+    sql = "SELECT DISTINCT job_id FROM reservations WHERE state = 'settled' AND spent_micro IS NULL ORDER BY job_id"
+    return [row["job_id"] for row in database.execute(sql)]
 
 
 def months(database: Database) -> dict[str, dict[str, int]]:
@@ -175,10 +171,8 @@ def months(database: Database) -> dict[str, dict[str, int]]:
 
 def projects(database: Database) -> list[str]:
     """Return all projects with costs or reservations, by name."""
-    rows = database.execute(
-        "SELECT DISTINCT project FROM reservations WHERE project != '' AND state != 'released' ORDER BY project"
-    )
-    return [row["project"] for row in rows]
+    sql = "SELECT DISTINCT project FROM reservations WHERE project != '' AND state != 'released' ORDER BY project"
+    return [row["project"] for row in database.execute(sql)]
 
 
 def remember_ledger(database: Database, project: str, uri: str | None) -> None:
@@ -226,10 +220,8 @@ def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None
 
 def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
     """Store that the shared ledger holds the attempt."""
-    database.execute(
-        f"UPDATE tellings SET told = 'held' {_ONE} AND ledger = ? AND told IN ('wanted', 'joining')",
-        (job_id, attempt, uri),
-    )
+    asked = f"{_ONE} AND ledger = ? AND told IN ('wanted', 'joining')"
+    database.execute(f"UPDATE tellings SET told = 'held' {asked}", (job_id, attempt, uri))
 
 
 def mark_closed(database: Database, closed: Closing, uri: str) -> None:

@@ -353,11 +353,8 @@ class Registry:
         if state is not None:
             columns |= {"state": state.state, "outcome": json.dumps(asdict(state))}
         names = ", ".join(f"{name} = ?" for name in columns)
-        changed = self.database.execute(
-            f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only} RETURNING 1",
-            (*columns.values(), attempt.job_id, attempt.number),
-        )
-        if changed:
+        sql = f"UPDATE attempts SET {names} WHERE job_id = ? AND number = ? {only} RETURNING 1"
+        if changed := self.database.execute(sql, (*columns.values(), attempt.job_id, attempt.number)):
             self._unlist(attempt.job_id)
         return bool(changed)
 

@@ -100,11 +100,8 @@ def append(database: Database, job_id: str, points: Sequence[Point]) -> None:
         stored = _select(database, "WHERE job_id = ? AND attempt = ? ORDER BY seq", job_id, attempt)
         new = thinned([*stored, *new], _AFTER)
         database.execute("DELETE FROM points WHERE job_id = ? AND attempt = ?", (job_id, attempt))
-    for point in new:
-        database.execute(
-            "INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (job_id, attempt, point.seq, point.kind, point.time_s, point.step, json.dumps(point.fields), point.weight),
-        )
+    rows = ((job_id, attempt, p.seq, p.kind, p.time_s, p.step, json.dumps(p.fields), p.weight) for p in new)
+    database.execute_each("INSERT INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
 
 def read(database: Database, job_id: str) -> Series:
