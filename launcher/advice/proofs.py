@@ -72,12 +72,10 @@ def is_needed(config: JobConfig) -> bool:
 
 def require(database: Database, prepared: Prepared) -> None:
     """Raise ConfigError if the job needs a proof, and its resume was never proven."""
-    why = _missing(database, prepared)
-    if why is None:
-        return
     key, reason = _reason(prepared)
-    hint = f"{_advice(prepared)} proves it here, in seconds and for nothing; --force sends it as it is"
-    raise ConfigError([Fault(f"{reason}, and {why}", key=key, hint=hint)])
+    if key and find(database, prepared.bundle.code_sha256, prepared.config) is None:
+        hint = f"{_advice(prepared)} proves it here, in seconds and for nothing; --force sends it as it is"
+        raise ConfigError([Fault(f"{reason}, and {_missing(database, prepared, key)}", key=key, hint=hint)])
 
 
 def notes(prepared: Prepared) -> Iterator[str]:
@@ -88,7 +86,7 @@ def notes(prepared: Prepared) -> Iterator[str]:
     database = Database(where()) if (where() / "registry.sqlite").exists() else None  # None before the first use
     proof = find(database, prepared.bundle.code_sha256, prepared.config) if database else None
     if proof is None:
-        yield f"{key}: {_missing(database, prepared)}; submit wants {_advice(prepared)} before, or --force"
+        yield f"{key}: {_missing(database, prepared, key)}; submit wants {_advice(prepared)} before, or --force"
     else:
         yield f"{key}: its resume was rehearsed on {_day(proof)}: {proof.words}"
 
@@ -97,24 +95,17 @@ def _day(proof: Proof) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(proof.ended_s))
 
 
-def _missing(database: Database | None, prepared: Prepared) -> str | None:
-    """Return why the job's resume is not proven; None if proven, or if the job needs no proof."""
+def _missing(database: Database | None, prepared: Prepared, key: str) -> str:
+    """Return why the job's resume, which the key needs, is not proven."""
     config, sha256 = prepared.config, prepared.bundle.code_sha256
-    key, _ = _reason(prepared)
-    if not key:
-        return None
     never = f"no rehearsal has proven that this job resumes after {config.backend} reclaims the machines"
     if key == "sweep.algorithm":
         never = "no rehearsal has proven that the script resumes where it was interrupted"
     if database is None:
         return never
-    if find(database, sha256, config) is not None:
-        return None
-    older = _newest(database, _key("%", config))
-    if older is not None:
+    if older := _newest(database, _key("%", config)):
         return _changed_code(older, prepared)
-    older = _newest(database, f"{config.backend}:%:{sha256}")
-    if older is not None:
+    if older := _newest(database, f"{config.backend}:%:{sha256}"):
         return f"other settings than today's were proven ({_day(older)}): {_apart(older, config)} has changed since"
     return never
 

@@ -42,10 +42,8 @@ def page(
     A chunk may end before its file does, for lack of room. Lines of further files with a later time than the end of the
     chunk are left to the next page. `ahead_s`: the seconds by which a node's clock is ahead of the local clock.
     """
-    read_to, now_s = dict(cursor or {}), time.time()
-    pieces = [
-        _piece(chunk, node, (ahead_s or {}).get(node, 0.0), now_s) for node, chunks in found.items() for chunk in chunks
-    ]
+    read_to, now_s, ahead_s = dict(cursor or {}), time.time(), ahead_s or {}
+    pieces = [_piece(chunk, node, ahead_s.get(node, 0.0), now_s) for node, chunks in found.items() for chunk in chunks]
     until_s = min((piece.until_s for piece in pieces if piece.until_s is not None), default=None)
     rows, counts = [], list[int]()
     for piece in pieces:

@@ -49,10 +49,7 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
     # Without a shared disk, the checkpoint may be on a different node than the exit record.
     is_saved = any(look.saved or (look.exit is not None and look.exit.resumable) for look in seen)
     end_facts = {
-        "reason": verdict.reason,
-        "error": verdict.error,
-        "ended_s": verdict.ended_s,
-        "restarts": verdict.restarts,
+        **{name: getattr(verdict, name) for name in ("reason", "error", "ended_s", "restarts")},
         "resumable": verdict.state != "succeeded" and is_saved,
         "billed_s": verdict.held_s,
         "gone_s": verdict.gone_s or None,

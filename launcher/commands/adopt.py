@@ -60,10 +60,7 @@ def command(wanted: tuple[str, ...], backend: str | None, file: Path | None, yes
 
 
 def _found(names: list[str], file: Path | None, home: Path) -> tuple[list[tuple[str, FoundAttempt]], dict[str, str]]:
-    """Return the unknown attempts, each with its backend, and the errors of backends that cannot be asked.
-
-    The backends are asked at once. A single backend's error is raised.
-    """
+    """Return the unknown attempts with their backends, asked at once, and errors; a single backend's is raised."""
     path = file or (Path(DEFAULT_FILE) if Path(DEFAULT_FILE).exists() else None)
     there, not_asked = [], {}
     with ThreadPoolExecutor(len(names)) as pool:

@@ -174,10 +174,8 @@ def _unused(database: Database, project: str) -> Iterator[str]:
     """Yield a warning if no job, and no config in the working directory, has the project."""
     from .. import config
 
-    jobs = (
-        "SELECT COUNT(*) FROM jobs WHERE CASE WHEN json_valid(config) THEN json_extract(config, '$.project.name') END"
-    )
-    if database.execute(f"{jobs} = ?", (project,))[0][0]:
+    named = "CASE WHEN json_valid(config) THEN json_extract(config, '$.project.name') END"
+    if database.execute(f"SELECT COUNT(*) FROM jobs WHERE {named} = ?", (project,))[0][0]:
         return
     file, name = Path(config.DEFAULT_FILE), None
     with contextlib.suppress(ConfigError):
@@ -185,9 +183,8 @@ def _unused(database: Database, project: str) -> Iterator[str]:
             return
         name = config.written(file, ("name",))
     yield f"warning: no job or config here has `project: {project}`: this budget limits no job so far"
-    named = database.execute("SELECT COUNT(*) FROM jobs WHERE ?1 IN (name, id)", (project,))[0][0]
-    if named:
-        whose, them = ("1 job is", "it") if named == 1 else (f"{named} jobs are", "them")
+    if count := database.execute("SELECT COUNT(*) FROM jobs WHERE ?1 IN (name, id)", (project,))[0][0]:
+        whose, them = ("1 job is", "it") if count == 1 else (f"{count} jobs are", "them")
         yield f"  {whose} named {project}; to count {them}, write `project: {project}` in the config"
     elif name == project:
         yield f"  {file} has `name: {project}`; to count its jobs, write `project: {project}` there too"

@@ -57,10 +57,7 @@ def duration_s(option: str, text: str) -> int:
 
 
 def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """Return the shell completion of an argument or option: the function `what` of `completion.candidates`.
-
-    The module is imported when a shell asks, and by no command.
-    """
+    """Return the completion by the function `what` of `completion.candidates`, imported only when a shell asks."""
 
     def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from ..completion import candidates

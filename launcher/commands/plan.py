@@ -61,9 +61,8 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     loss = after_loss(prepared)
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
-        print_json(
-            {**shown, "budgets": books.dump(worst_micro), "parent": parent[0] if parent else None, "machine_loss": loss}
-        )
+        shown |= {"budgets": books.dump(worst_micro), "parent": parent[0] if parent else None, "machine_loss": loss}
+        print_json(shown)
         return 0
     listed = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])
     largest = visible.shown(listed, colour=False)

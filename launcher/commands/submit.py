@@ -151,9 +151,8 @@ def _send(
     if config.sweep is not None:
         from ..sweeps.overview import plan_lines
 
-        prepared = replace(
-            prepared, notes=(*prepared.notes, *plan_lines(config.model_dump(mode="json"), prepared.plan))
-        )
+        lines = plan_lines(config.model_dump(mode="json"), prepared.plan)
+        prepared = replace(prepared, notes=(*prepared.notes, *lines))
     if not approved(prepared, yes=yes, check=check):
         return None
     return registry, *submit.send(registry, prepared, name=name, key=key)

@@ -73,8 +73,7 @@ def command(
         if install and uninstall:
             raise UsageError("--install and --uninstall exclude each other")
         return _install(every or EVERY) if install else _uninstall()
-    shows_live = not (once or plain or as_json) and _is_live()
-    if shows_live:
+    if not (once or plain or as_json) and _is_live():
         from ..live.main_loop import show
 
         return show(jobs, every_s if every else 0.0)

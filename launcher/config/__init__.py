@@ -98,10 +98,8 @@ def _checked(
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     data = _model_and_data(root)[1]
-    left_out = [
-        f"{key}.{name}" for key, name, _ in _options(root) if data[key][name] is None or data[key][name] is False
-    ]
-    config._left_out = tuple(left_out)
+    options = ((f"{key}.{name}", data[key][name]) for key, name, _ in _options(root))
+    config._left_out = tuple(name for name, value in options if value is None or value is False)
     return accelerate.applied(config, path.parent)
 
 
@@ -158,10 +156,9 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
 
 def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> ConfigError:
     """Return the error with the place of each faulty key in the file; a key that an override sets has no place."""
-    try:
-        root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
-    except ConfigError:
-        root = None
+    root = None
+    with suppress(ConfigError):
+        root = _tree(path, ())
     given = tuple(assignment.partition("=")[0].strip() for assignment in overrides)
     return ConfigError([_placed(fault, root, given) for fault in error.faults])
 
@@ -242,9 +239,8 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
         items = list(node.value) if node is not None and isinstance(node.value, tuple) else []
         if step > len(items):
             raise IndexError(schemafaults.dotted((*above, step)))
-        items[step : step + 1] = [
-            _grafted(items[step] if step < len(items) else None, (*above, step), tuple(rest), value, place)
-        ]
+        there = items[step] if step < len(items) else None
+        items[step : step + 1] = [_grafted(there, (*above, step), tuple(rest), value, place)]
         return YamlNode(tuple(items), node.place if node is not None else place)
     members = dict(node.value) if node is not None and isinstance(node.value, dict) else {}
     name = str(step)

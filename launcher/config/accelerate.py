@@ -56,9 +56,8 @@ def applied(config: JobConfig, folder: Path) -> JobConfig:
 
 def is_settings(text: str) -> bool:
     """Return whether a file's text looks like settings of `accelerate config`."""
-    return bool(
-        re.search(r'distributed_type"?:', text) and re.search(r'(compute_environment|mixed_precision)"?:', text)
-    )
+    keys = ("distributed_type", "(compute_environment|mixed_precision)")
+    return all(re.search(f'{key}"?:', text) for key in keys)
 
 
 def own_default() -> Path | None:

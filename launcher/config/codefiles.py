@@ -45,17 +45,14 @@ def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
     node = given(root, "code", "dir")
     code_dir = folder / (node.value if node and isinstance(node.value, str) else ".")
     if node and isinstance(node.value, str) and kind_of(code_dir) != "folder":
-        hint = "a path is relative to the config file" if not kind_of(code_dir) else "it is a file"
-        hint = slashed(node.value) or hint
+        hint = slashed(node.value) or ("it is a file" if kind_of(code_dir) else "a path is relative to the config file")
         return [] if node.broken else [Fault(f"no folder `{named(node)}`", "code.dir", node.place, hint)]
     of_blocks = (f"{name}.{key}" for name in blocks_of(root.value) for key in traits(name).code_files)
     keys = ("task", "script", "requirements", accelerate.KEY, *of_blocks)
     faults = [fault for key in keys for fault in _file_faults(root, key, folder, code_dir)]
-    node = given(root, "distributed", "workdir")
-    if node is None or node.broken or not isinstance(node.value, str):
-        return [*faults, *_module_faults(root, code_dir)]
-    start = code_dir / node.value
-    if not start.resolve().is_relative_to(code_dir.resolve()) or kind_of(start) != "folder":
+    node = _named_by(root, "distributed.workdir")
+    start = code_dir / (node.value if node else "")
+    if node and not (start.resolve().is_relative_to(code_dir.resolve()) and kind_of(start) == "folder"):
         hint = "the folder in which the ranks start is one of the shipped code, and relative to `code.dir`"
         hint = slashed(node.value) or hint
         return [*faults, Fault(f"no folder `{named(node)}` in the code", "distributed.workdir", node.place, hint)]
@@ -130,12 +127,11 @@ def _missing_hint(node: YamlNode, key: str, folder: Path, code_dir: Path) -> str
             rest = f" and `args: {' '.join(words[number + 1 :])}`" if words[number + 1 :] else ""
             return f"one name alone: write `{key}: {word}`{rest}"
     is_list = key.endswith("requirements")
-    suffix = PurePath(node.value.partition("[")[0]).suffix or (".txt" if is_list else ".py")
-    prefix = (
-        PurePath(node.value) if is_list and kind_of(code_dir / node.value) == "folder" else PurePath(node.value).parent
-    )
+    path, suffix = PurePath(node.value), PurePath(node.value.partition("[")[0]).suffix
+    suffix = suffix or (".txt" if is_list else ".py")
+    prefix = path if is_list and kind_of(code_dir / path) == "folder" else path.parent
     names = names_in(code_dir / prefix, suffix)
-    if close := get_close_matches(PurePath(node.value).name, names, 1):
+    if close := get_close_matches(path.name, names, 1):
         return f"did you mean `{(prefix / close[0]).as_posix()}`?"
     if 0 < len(names) <= 6:
         kind = "Python files" if suffix == ".py" else f"`{suffix}` files"

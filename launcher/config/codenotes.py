@@ -136,10 +136,7 @@ def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
 
 
 def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield a note for a module that Python does not find, where a folder beside the path may have it: a `src` layout.
-
-    The module to start, and the packages that the script imports.
-    """
+    """Yield notes on a module to start and on imports that may lie in a folder beside the path: a `src` layout."""
     first, start = (config.module or "").partition(".")[0], folder / (config.distributed.workdir or "")
     path = variables.expanded(config.env.get("PYTHONPATH", ""), {"CLOUDTRAIN_CODE_DIR": str(folder.absolute())})
     places = [start, *(start / each for each in path.split(os.pathsep) if each)]

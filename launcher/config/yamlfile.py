@@ -224,9 +224,8 @@ def _long_key(exc: yaml.YAMLError, source: _SourceText) -> Fault | None:
     for mark in (getattr(exc, "context_mark", None), getattr(exc, "problem_mark", None)):
         ends = [] if mark is None else [*source.starts, len(source.text)][mark.line :][:2]
         if len(ends) == 2 and (found := _LONG_KEY.search(source.text, *ends)):
-            return Fault(
-                "a key may have at most 1,024 characters", place=source.at(found.start(1)), hint="shorten the key"
-            )
+            place = source.at(found.start(1))
+            return Fault("a key may have at most 1,024 characters", place=place, hint="shorten the key")
     return None
 
 
@@ -235,10 +234,8 @@ def _human_fault(exc: yaml.YAMLError, source: _SourceText) -> Fault:
     if not isinstance(exc, yaml.MarkedYAMLError):
         return Fault(f"not YAML: {exc}")
     said = f"{exc.context or ''}: {exc.problem or ''}"
-    message, hint = next(
-        ((message, hint) for part, message, hint in _SAID if part in said),
-        (f"not YAML: {exc.problem or 'the parser gives no reason'}", ""),
-    )
+    known = ((message, hint) for part, message, hint in _SAID if part in said)
+    message, hint = next(known, (f"not YAML: {exc.problem or 'the parser gives no reason'}", ""))
     places = [source.place(mark.line, mark.column) for mark in (exc.problem_mark, exc.context_mark) if mark is not None]
     if not places:
         return Fault(message, hint=hint)

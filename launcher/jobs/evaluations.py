@@ -33,10 +33,7 @@ class Tested:
 
 
 def config_of(parent: Job, split: str, checkpoint: str | None, settings: Sequence[str]) -> JobConfig:
-    """Return the config of a job that tests the parent's weights. Raises UsageError, ConfigError.
-
-    The time is limited, and a model that is not sharded gets a single machine. `settings` are the user's `a.b=value`.
-    """
+    """Return the config of a job that tests the parent's weights, with `settings`. Raises UsageError, ConfigError."""
     from .. import config as configs
 
     if not parent.asked.task:
@@ -81,9 +78,8 @@ def tests_of(registry: Registry, job: Job) -> list[Tested]:
     runs = [(job.id, attempt.progress) for attempt in registry.attempts(job)]
     children = [child for child in registry.named(_name_of(job)) if _parent(child) == job.id]
     runs += [(child.id, child.attempt.progress) for child in children]
-    return [
-        Tested(name, each["test"], each.get("tests", 1)) for name, each in runs if isinstance(each.get("test"), dict)
-    ]
+    tested = ((name, each) for name, each in runs if isinstance(each.get("test"), dict))
+    return [Tested(name, each["test"], each.get("tests", 1)) for name, each in tested]
 
 
 def parents(jobs: Sequence[Job]) -> dict[str, str]:

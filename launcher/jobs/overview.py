@@ -238,10 +238,7 @@ def _gpu_hours(view: JobView) -> str:
 
 
 def _failure(view: JobView, before: Sequence[str], most_frames: int, columns: int | None) -> Rows:
-    """Return the first failing rank's exception, its traceback, the lines before, and the likely cause.
-
-    Long lines of code and of the log are cut: a broken line would look like several lines.
-    """
+    """Return the first failing rank's exception, traceback, lines before, and likely cause; long lines are cut."""
     state = view.state
     rows = _error(state.error, most_frames, columns)
     if before and state.error:
@@ -256,9 +253,8 @@ def _error(error: dict[str, Any] | None, most_frames: int, columns: int | None) 
         return []
     first, *rest = failure_lines(error)
     trace = "" if error.get("kind") == "config" else error.get("traceback") or ""
-    frames = tracebacks.chosen(
-        tracebacks.frames_of(trace)[0], lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames
-    )
+    known = tracebacks.frames_of(trace)[0]
+    frames = tracebacks.chosen(known, lambda lines: len(lines) - lines.count(tracebacks.GAP) <= most_frames)
     # The user's code may have written the message: the first of many lines are the most useful.
     rest = rest if len(rest) <= most_frames else [*rest[:most_frames], "…"]
     return _below("error", [first, *rest, *(_cut(line, columns) for line in frames)])

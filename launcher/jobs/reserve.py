@@ -52,10 +52,7 @@ def project_of(config: Mapping[str, Any]) -> str:
 
 
 def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
-    """Return the shared ledgers that count a job, without duplicates: its project's, then the overall budget's.
-
-    The project's ledger is the config's, else the one given to `budget set` on this machine.
-    """
+    """Return the shared ledgers that count a job, without duplicates: its project's, then the overall budget's."""
     given = (config.get("project") or {}).get("ledger")
     known = ledger.ledgers(registry.database)
     own = known.get(project_of(config)) if given is None else located(given)

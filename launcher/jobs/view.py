@@ -93,10 +93,8 @@ class JobView:
     @property
     def metrics(self) -> str:
         """The metrics of the last evaluation."""
-        values = self.progress.get("metrics") or {}
-        return ", ".join(
-            f"{key} {quantity(value) if isinstance(value, float) else value}" for key, value in values.items()
-        )
+        values = (self.progress.get("metrics") or {}).items()
+        return ", ".join(f"{key} {quantity(value) if isinstance(value, float) else value}" for key, value in values)
 
     @property
     def spent(self) -> str:

@@ -87,9 +87,8 @@ def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
     program = shutil.which("git", path=os.pathsep.join(places))
     if program is None:
         raise FileNotFoundError("git is not installed")
-    done = processes.completed(
-        [program, "-C", str(folder), *_ALWAYS, *words], PATIENCE_S, env=environ, errors="surrogateescape"
-    )
+    argv = [program, "-C", str(folder), *_ALWAYS, *words]
+    done = processes.completed(argv, PATIENCE_S, env=environ, errors="surrogateescape")
     done.check_returncode()
     return done.stdout
 

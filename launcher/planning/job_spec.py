@@ -166,27 +166,20 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
 
 def job_order(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> dict[str, Any]:
     """Return what agents on a user's own machines get of any job: the spec, variables, secrets' names, plain paths."""
+    line = {"priority": PRIORITIES[config.queue.priority], "preempt": config.queue.preempt}
     return {
         "name": platform_name(job_id, attempt),
         "plan": plan,
         "spec": job_spec(plan, config, job_id, attempt).dump(),
         "bundle_sha256": bundle_sha256,
         "grace_s": planner.STOP_TAIL_S,
-        "queue": _queue_terms(config),
+        "queue": {**line, "max_wait_s": config.limits.max_wait} if config.queue.wait else None,
         "environment": dict(config.env),
         "secrets": list(config.secrets),
         "checkpoint_dir": _plain(config.checkpoint.uri),
         "inputs": {key: _plain(value) for key, value in config.inputs.items()},
         "outputs": {key: _plain(value) for key, value in config.outputs.items()},
     }
-
-
-def _queue_terms(config: JobConfig) -> dict[str, Any] | None:
-    """Return the terms of the wait in line for agents that wait by themselves, None if the job does not wait."""
-    if not config.queue.wait:
-        return None
-    priority = PRIORITIES[config.queue.priority]
-    return {"priority": priority, "preempt": config.queue.preempt, "max_wait_s": config.limits.max_wait}
 
 
 def _plain(uri: str | None) -> str | None:

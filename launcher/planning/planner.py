@@ -190,9 +190,8 @@ def _refused(found: caps.LimitRefusal, limit_micro: int, rate: CostRate, capacit
     tail = f" and {span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
     needs = f"{span(found.least_s)}{tail} need a budget of {format_money(up(found.enough_micro))}"
     billed = f"; {format_money(up(spent_micro))} may have been billed so far, at worst" if spent_micro else ""
-    error = BudgetError(
-        f"{what} {buys} at {hourly}{billed}", where="budget.limit", hint=f"{needs}; or take fewer or cheaper instances"
-    )
+    hint = f"{needs}; or take fewer or cheaper instances"
+    error = BudgetError(f"{what} {buys} at {hourly}{billed}", where="budget.limit", hint=hint)
     error.enough_micro = found.enough_micro
     return error
 

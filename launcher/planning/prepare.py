@@ -88,11 +88,9 @@ def prepare(
     if config.sweep is not None and shipped is None:
         refuse(plans.value_faults(config, plan))
     folder = config_file.parent / config.code.dir
-    max_bytes = config.code.max_size_mb * shipped_code.MB
-    exclude = config.code.exclude
-    bundle = shipped or bundles.pack(
-        folder, exclude, max_bytes, cache, scratch=dry, config_file=config_file, needed=needed(config, folder)
-    )
+    exclude, most = config.code.exclude, config.code.max_size_mb * shipped_code.MB
+    files = needed(config, folder)
+    bundle = shipped or bundles.pack(folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     checked = _checked(backend, config, plan, request)
     refuse(fault for fault in checked if not fault.is_warning)
@@ -274,9 +272,8 @@ def after_loss(prepared: Prepared) -> str:
     is_elastic = MIN_INSTANCES in prepared.request.carried and plan.instances > 1
     parts, fewer = [], _fewer(config, plan) if is_elastic and config.distributed.max_restarts else []
     if fewer:
-        parts.append(
-            f"the job goes on with {' or '.join(map(str, reversed(fewer)))} of {plan.instances} (min_instances)"
-        )
+        counts = " or ".join(map(str, reversed(fewer)))
+        parts.append(f"the job goes on with {counts} of {plan.instances} (min_instances)")
     if retries := config.retry.max_attempts - 1 if "node_failure" in config.retry.on else 0:
         spare = len(getattr(getattr(config, config.backend, None), "hosts", ())) - plan.instances
         hosts = f" ({counted(spare, 'spare host')})" if spare > 0 else ""

@@ -128,9 +128,8 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
     for key, name in needed:
         path = (top / name).resolve()
         ways = {os.path.normpath(name), path.relative_to(top).as_posix()} if path.is_relative_to(top) else {"."}
-        if "." not in ways and not any(
-            way in names or any(each.startswith(f"{way}/") for each in names) for way in ways
-        ):
+        is_there = any(way in names or any(each.startswith(f"{way}/") for each in names) for way in ways)
+        if "." not in ways and not is_there:
             is_data, file = key == "args", os.path.normpath(name)
             hint = f"add `!{file}` to `code.exclude`, or change the ignore file that names it"
             message = f"`{file}` is not shipped: git, an ignore file or `code.exclude` leaves it out"
@@ -271,9 +270,8 @@ def _is_left_out(above: list[_Lines]) -> bool:
     """Return whether the ignore files above the root leave out the root, or a folder above."""
     ways = [(each.rules, each.before.split(b"/")[:-1]) for each in reversed(above)]
     for less in range(max((len(way) for _, way in ways), default=0)):
-        verdicts = [
-            rules.verdict(b"/".join(way[: len(way) - less]), is_dir=True) for rules, way in ways if len(way) > less
-        ]
+        above_root = [(rules, b"/".join(way[: len(way) - less])) for rules, way in ways if len(way) > less]
+        verdicts = [rules.verdict(path, is_dir=True) for rules, path in above_root]
         if next((verdict for verdict in verdicts if verdict is not None), False):
             return True
     return False

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cloudtrain import entrypoints
@@ -70,12 +70,13 @@ def start(node: NodeRun, folder: Path, hidden: Sequence[Path] = (), stdin: str |
     appear empty inside.
     """
     (folder / "root").mkdir(parents=True, exist_ok=True)
+    moved = functools.partial(_moved, node.places if mode() == "none" else {})
     order = SandboxOrder(
         os.getpid(),
         mode(),
-        node.argv,
-        node.env,
-        node.cwd,
+        [moved(word) for word in node.argv],
+        {key: moved(value) for key, value in node.env.items()},
+        moved(node.cwd),
         node.hostname,
         binds=_binds(node, folder, hidden) if mode() != "none" else [],
         rebuilt=sorted({_there(Path(place).parent) for place in node.places if not _is_given(place)}),
@@ -83,10 +84,6 @@ def start(node: NodeRun, folder: Path, hidden: Sequence[Path] = (), stdin: str |
         stdin=stdin,
         detaches=node.detaches,
     )
-    if mode() == "none":
-        moved = functools.partial(_moved, node.places)
-        env = {key: moved(value) for key, value in node.env.items()}
-        order = replace(order, argv=[moved(word) for word in node.argv], cwd=moved(node.cwd), env=env)
     output = folder / "output.log"
     return Running(_spawn(order, output), output)
 
@@ -121,9 +118,8 @@ def _works(name: str) -> bool:
 def _spawn(order: SandboxOrder, output: Path) -> subprocess.Popen[bytes]:
     """Start the sandbox. The order goes through a pipe: it may hold secrets, which are never written to a disk."""
     with output.open("ab") as log:
-        process = subprocess.Popen(
-            _COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env={"PATH": SYSTEM_PATH}, cwd="/"
-        )
+        environ = {"PATH": SYSTEM_PATH}
+        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ, cwd="/")
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the output gives the reason
         pipe.write(json.dumps(asdict(order)).encode())

@@ -169,10 +169,7 @@ _VERSION = 8  # of the schema, in the file's user_version; a change to the table
 
 
 class QuiesceLock:
-    """A reader-writer gate: work that holds a cross-process lock finishes before the process is suspended.
-
-    Workers enter with `passing`; before a suspension, `shut` closes and drains the gate.
-    """
+    """A reader-writer gate: work that holds a cross-process lock finishes before the process is suspended."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # reentrant: a signal handler may shut the gate as its thread enters

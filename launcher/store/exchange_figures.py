@@ -30,9 +30,8 @@ def fold(counts: list[int] | None, event: Mapping[str, Any]) -> list[int] | None
 
 def words(progress: Mapping[str, Any]) -> str:
     """Return the newest figures in a few words; empty without figures."""
-    known = {
-        name: value for name in NAMES if isinstance(value := progress.get(name), float | int) and 0 <= value <= _LARGEST
-    }
+    told = ((name, progress.get(name)) for name in NAMES)
+    known = {name: value for name, value in told if isinstance(value, float | int) and 0 <= value <= _LARGEST}
     parts = []
     if known.get("bytes_sent"):
         parts.append(f"a rank sends {quantity(float(known['bytes_sent']))}B a step")

@@ -19,9 +19,7 @@ from .budgets import MOST_MICRO, Accounts, End, Held, LedgerBudget, Period, Stan
 from .database import Database
 
 _ONE = "WHERE job_id = ? AND attempt = ?"
-_ROWS = (
-    "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r ON r.job_id = t.job_id AND r.attempt = t.attempt"
-)
+_ROWS = "SELECT r.*, t.ledger, t.told FROM tellings t JOIN reservations r USING (job_id, attempt)"
 
 
 @dataclass(frozen=True)
@@ -161,10 +159,8 @@ def unpriced(database: Database) -> list[str]:
 def months(database: Database) -> dict[str, dict[str, int]]:
     """Return project -> month -> cost of ended attempts; jobs without a project are under OVERALL."""
     found: dict[str, dict[str, int]] = {}
-    rows = database.execute(
-        "SELECT project, month, SUM(spent_micro) AS spent FROM spends GROUP BY project, month ORDER BY project, month"
-    )
-    for row in rows:
+    sql = "SELECT project, month, SUM(spent_micro) AS spent FROM spends GROUP BY 1, 2 ORDER BY 1, 2"
+    for row in database.execute(sql):
         found.setdefault(row["project"], {})[row["month"]] = row["spent"]
     return found
 

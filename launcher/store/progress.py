@@ -58,9 +58,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
         kind, step = event["e"], sanitize.count(event.get("step"))
         if kind in ("start", "step", "done", "paused"):
             fields = _figures(event)
-            now = {key: value for key, value in now.items() if key not in fields} | {
-                key: value for key, value in fields.items() if value is not None
-            }
+            known = {key: value for key, value in fields.items() if value is not None}
+            now = {key: value for key, value in now.items() if key not in fields} | known
             if isinstance(event.get("parent"), dict):
                 now["parent"] = sanitize.tree(event["parent"])
             if (staleness := exchange_figures.fold(now.get("staleness"), event)) is not None:

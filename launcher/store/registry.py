@@ -49,6 +49,7 @@ _LINE_OF_JOB = _LINE_OF_JOB.replace("a.outcome", NO_ERROR).replace(
 )
 for _name in ("bundle", "request", "submitter", "ref"):
     _LINE_OF_JOB = re.sub(rf"(a\.)?\b{_name}\b", _NO_JSON.format(_name), _LINE_OF_JOB)
+_ATTEMPTS = "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ?"
 RAN = "SELECT job_id FROM attempts WHERE phase != 'never_sent'"
 _TRIAL = re.compile(r"([a-z0-9-]+)\.(\d+)")
 _UNSENT = "AND phase IN ('intent', 'queued')"
@@ -113,9 +114,7 @@ class Registry:
         NoSuchJobError if the job was removed.
         """
         with self.database.transaction():
-            rows = self.database.execute(
-                "SELECT number, state FROM attempts WHERE job_id = ? ORDER BY number DESC LIMIT 1", (attempt.job_id,)
-            )
+            rows = self.database.execute(f"{_ATTEMPTS} ORDER BY number DESC LIMIT 1", (attempt.job_id,))
             if not rows:  # by another process, or because its only attempt was never sent
                 raise NoSuchJobError(f"the job `{attempt.job_id}` was removed meanwhile", hint="cloudtrain submit")
             if rows[0]["state"] in ACTIVE or rows[0]["number"] + 1 != attempt.number:
@@ -181,10 +180,7 @@ class Registry:
             self.database.execute(f"DELETE FROM attempts {one}", key)
 
     def set_state(self, attempt: Attempt, state: State, progress: dict[str, Any]) -> bool:
-        """Store the backend's state; at the end, the cost replaces the worst case in the ledger.
-
-        Returns False, and stores no state, if a slow poll reports an active job whose end is already known.
-        """
+        """Store the state, at the end with the cost; return False, unchanged, for an active state after a known end."""
         is_active = state.state in ACTIVE
         with self.database.transaction():
             only = _UNLESS_OVER if is_active else ""
@@ -298,9 +294,7 @@ class Registry:
 
     def attempt(self, job: Job, number: int) -> Attempt:
         """Return the attempt with the number. Raises NoSuchJobError."""
-        rows = self.database.execute(
-            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? AND number = ?", (job.id, number)
-        )
+        rows = self.database.execute(f"{_ATTEMPTS} AND number = ?", (job.id, number))
         if not rows:
             last = job.attempt.number
             raise NoSuchJobError(f"`{job.id}` has no attempt {number}", hint=f"it has attempts 1 to {last}")
@@ -308,9 +302,7 @@ class Registry:
 
     def attempts(self, job: Job) -> list[Attempt]:
         """Return all attempts in order."""
-        rows = self.database.execute(
-            "SELECT *, created_s AS sent_s FROM attempts WHERE job_id = ? ORDER BY number", (job.id,)
-        )
+        rows = self.database.execute(f"{_ATTEMPTS} ORDER BY number", (job.id,))
         return [attempt_of(row, job.id) for row in rows]
 
     def never_ran(self, job: Job) -> bool:
@@ -326,27 +318,20 @@ class Registry:
         self._unlist(job.id)
         seq = self.database.execute("SELECT COALESCE(MAX(seq), 0) + 1 FROM jobs")[0][0]
         columns = ["name", "backend", "created_s", "config", "config_file", "bundle", "idempotency_key", "seq"]
-        self.database.execute(
-            f"INSERT INTO jobs (id, {', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in columns)}",
-            (
-                *(job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file),
-                *(json.dumps(job.bundle), key, seq),
-            ),
-        )
+        renewed = ", ".join(f"{name} = excluded.{name}" for name in columns)
+        sql = f"INSERT INTO jobs (id, {', '.join(columns)}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        sql += f" ON CONFLICT (id) DO UPDATE SET {renewed}"
+        values = (job.id, job.name, job.backend, job.created_s, json.dumps(job.config), job.config_file)
+        self.database.execute(sql, (*values, json.dumps(job.bundle), key, seq))
         self._insert(job.attempt)
 
     def _insert(self, attempt: Attempt) -> None:
         self._unlist(attempt.job_id)
-        self.database.execute(
-            "INSERT INTO attempts (job_id, number, phase, plan, request, created_s, submitter, state, outcome)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                *(attempt.job_id, attempt.number, attempt.phase),
-                *(json.dumps(attempt.plan.dump()), json.dumps(attempt.request), attempt.created_s),
-                *(json.dumps(attempt.submitter), attempt.state.state, json.dumps(asdict(attempt.state))),
-            ),
-        )
+        columns = "job_id, number, phase, plan, request, created_s, submitter, state, outcome"
+        sent = (json.dumps(attempt.plan.dump()), json.dumps(attempt.request), attempt.created_s)
+        state = (json.dumps(attempt.submitter), attempt.state.state, json.dumps(asdict(attempt.state)))
+        sql = f"INSERT INTO attempts ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        self.database.execute(sql, (attempt.job_id, attempt.number, attempt.phase, *sent, *state))
 
     def _update(self, attempt: Attempt, only: str = "", state: State | None = None, **columns: Any) -> bool:
         """Write the state and the columns if the SQL condition `only` holds; return whether a row changed."""

@@ -91,9 +91,8 @@ def append(database: Database, job_id: str, points: Sequence[Point]) -> None:
     if not points:
         return
     attempt = points[0].attempt
-    known = database.execute(
-        "SELECT COUNT(*) AS count, MAX(seq) AS last FROM points WHERE job_id = ? AND attempt = ?", (job_id, attempt)
-    )[0]
+    sql = "SELECT COUNT(*) AS count, MAX(seq) AS last FROM points WHERE job_id = ? AND attempt = ?"
+    known = database.execute(sql, (job_id, attempt))[0]
     begin = 0 if known["last"] is None else known["last"] + 1
     new = [replace(point, seq=begin + point.seq) for point in points]
     if known["count"] + len(new) > MOST:

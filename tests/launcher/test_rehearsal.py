@@ -22,6 +22,7 @@ from cloudtrain.launcher.advice import proofs
 from cloudtrain.launcher.advice.preparing import prepare
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
+from cloudtrain.launcher.planning.prepare import Prepared
 from cloudtrain.launcher.rehearsal import judging, rehearsing, sandbox, starts
 from cloudtrain.launcher.rehearsal.judging import Verdict
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, RehearsalOptions
@@ -434,6 +435,15 @@ sagemaker: {region: eu-west-1, role: "arn:aws:iam::123456789012:role/cloudtrain"
 """
 
 
+def refusal(database: Database, prepared: Prepared) -> str | None:
+    """Return the message of a submit without a proof; None if the submit is allowed."""
+    try:
+        proofs.require(database, prepared)
+    except ConfigError as error:
+        return error.faults[0].message
+    return None
+
+
 def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
     """Return the reason why a proof of SPOT with the code `x = 1` does not cover the config and the code."""
     for own in (home := folder / "home", code_folder := folder / "code"):
@@ -445,7 +455,7 @@ def missing(folder: Path, text: str, code: str = "x = 1\n") -> str | None:
         prepared = prepare(config, code_folder / "cloudtrain.yaml", home / "bundles", dry=True)
         if source == "x = 1\n" and not database.execute("SELECT * FROM rehearsals"):
             proofs.store(database, prepared.bundle.code_sha256, config, "saved", proofs.files_of(prepared))
-    return proofs._missing(database, prepared)
+    return refusal(database, prepared)
 
 
 @pytest.mark.parametrize(
@@ -485,7 +495,7 @@ def test_changed_setting_needs_a_new_proof(tmp_path: Path, old: str, new: str, n
 def test_changed_code_needs_a_new_proof(tmp_path: Path) -> None:
     """A single changed byte ends the proof, and the message names the file."""
     said = missing(tmp_path, SPOT, "x = 2\n") or ""
-    assert said.startswith("the code has changed since its resume was proven (")
+    assert said.startswith("spot machines, and the code has changed since its resume was proven (")
     assert said.endswith("): task.py")
 
 
@@ -502,7 +512,7 @@ def test_message_separates_own_code_from_the_users(tmp_path: Path, files: dict[s
     prepared = prepare(config, folder / "cloudtrain.yaml", tmp_path / "bundles", dry=True)
     database = Database(tmp_path / "home")
     proofs.store(database, "0" * 64, config, "saved", proofs.files_of(prepared) if files is None else files)
-    assert said in (proofs._missing(database, prepared) or "")
+    assert said in (refusal(database, prepared) or "")
 
 
 def test_suggested_rehearsal_repeats_the_settings(tmp_path: Path) -> None:
