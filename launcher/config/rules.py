@@ -395,8 +395,8 @@ def _no_dimension(root: YamlNode, key: str) -> tuple[str, str] | None:
 def _rungs(root: YamlNode, written: dict[str, Any]) -> Iterator[Fault]:
     if written.get("algorithm", "asha") not in PAUSING:
         return
-    key, hint, is_task = "sweep.algorithm", "`algorithm: random` trains each trial to the end", given(root, "task")
-    last = _steps(root, written)
+    key, hint = "sweep.algorithm", "`algorithm: random` trains each trial to the end"
+    last, is_task = _steps(root, written), given(root, "task") is not None
     if not last:
         steps = "`training.max_steps` or `training.epochs`" if is_task else "`sweep.steps`"
         yield _at(root, key, f"{_WITH_PAUSES} need {steps}, which rungs divide", hint)

@@ -295,8 +295,8 @@ def _links_and_modes(folder: Path, found: dict[str, os.stat_result]) -> Iterator
             hint = "copy what it points to, or exclude it; data comes by `inputs`"
             yield Fault(f"the link `{name}` {why}", key="code.dir", hint=hint)
     for name, about in found.items():
-        is_open = stat.S_ISLNK(about.st_mode) or about.st_mode & 0o444 == 0o444
-        if not is_open and not os.access(folder / name, os.R_OK):
+        is_readable = stat.S_ISLNK(about.st_mode) or about.st_mode & 0o444 == 0o444
+        if not is_readable and not os.access(folder / name, os.R_OK):
             yield Fault(f"`{name}` cannot be read", key="code.dir", hint="change its mode, or exclude it")
 
 
