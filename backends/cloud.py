@@ -26,6 +26,7 @@ from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, requ
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.text import addresses
 
 from .adapter import Adapter, handed
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from .job_folder import JobFolder
 
+GOES_ALONG = "a path relative to the config file goes along by itself"
 _T = TypeVar("_T")
 _Ref = TypeVar("_Ref", bound="CloudRef")
 
@@ -154,6 +156,12 @@ class CloudAdapter(Adapter):
         """Return the region for prices: the config's, else the environment's; None if unknown."""
         block: Any = self.duty("machine", "block_of")(config)
         return self.duty("machine", "region_of")(block)
+
+
+def with_places(config: JobConfig, root: str) -> JobConfig:
+    """Return the config with the address below `root` of each input that goes along."""
+    inputs = {name: addresses.placed(root, uri) for name, uri in config.inputs.items()}
+    return config.model_copy(update={"inputs": inputs})
 
 
 def machine_with(backend: str, whose: str, accelerators: str, region: str | None) -> Machine:

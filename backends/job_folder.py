@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.contract import is_whole
 from cloudtrain.entrypoints.foreign import is_inside
-from cloudtrain.entrypoints.format import one_line
-from cloudtrain.entrypoints.stores.store import ABSENT, Store
+from cloudtrain.entrypoints.format import counted, one_line
+from cloudtrain.entrypoints.stores.store import ABSENT, Store, in_threads
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
-from cloudtrain.launcher.text.terminal import say_each
+from cloudtrain.launcher.planning import local_data
+from cloudtrain.launcher.planning.bundle import size_words
+from cloudtrain.launcher.text.terminal import meter, say, say_each
 
 WORKERS = 4
 REPLACED = 4  # downloads of an object that other processes replace meanwhile
@@ -74,6 +77,39 @@ class JobFolder:
             if remove:
                 list(pool.map(store.delete, sizes))
         return sizes
+
+    def fill(self, name: str, pinned: str, place: str, base: Path) -> None:
+        """Upload the files of an input that goes along to its place, named by their content; no file that is there.
+
+        The list of the files comes last: with the list, the place is complete, and the local files are not needed.
+        Raises ConfigError if the files have changed since the submit, or change meanwhile.
+        """
+        digest = pinned.rpartition(":")[2]
+        root, _, _ = place.partition(f"/{digest}/")
+        with self.answers(f"upload the data of inputs.{name} to {place}"):
+            store = self.open_at(root)
+            below, listed = store.sizes(f"{digest}/"), f"{digest}.json"
+            there = {each.removeprefix(f"{digest}/"): size for each, size in below.items()}
+            wanted = _object_in(store.read(listed)[0]) if there else None
+            if wanted and wanted.items() <= there.items():
+                return
+            data, hashes = local_data.as_submitted(base, name, pinned)
+            missing = [each for each, size in data.sizes.items() if there.get(each) != size]
+            size, kept = sum(data.sizes[each] for each in missing), len(data.sizes) - len(missing)
+            already = f"; {counted(kept, 'file')} of an earlier upload stay" if kept else ""
+            say(f"uploading {counted(len(missing), 'file')}, {size_words(size)}, of inputs.{name} to {place}{already}")
+            with meter(f"inputs.{name}", size) as sent:
+
+                def upload(each: str) -> None:
+                    path = data.folder / each
+                    store.put(path, f"{digest}/{each}")
+                    if foreign.sha256_of(path) != hashes[each]:  # read after the upload: a change before counts, too
+                        store.delete(f"{digest}/{each}")
+                        raise local_data.changed(name, each)
+                    sent(data.sizes[each])
+
+                in_threads(upload, missing, self.workers)
+            store.put(json.dumps(data.sizes).encode(), listed)
 
     def report(self, uri: str, nodes: int) -> dict[str, Any] | None:
         """Return a container's exit report: the report of the lowest node that has written one."""

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
@@ -62,6 +62,11 @@ def sha256_of(path: Path) -> str:
         while block := file.read(1 << 20):
             found.update(block)
     return found.hexdigest()
+
+
+def sha256_of_names(hashes: Mapping[str, str]) -> str:
+    """Return the hash of a folder's files, by their names and the hashes of their contents."""
+    return hashlib.sha256("".join(f"{name}\0{hashes[name]}\n" for name in sorted(hashes)).encode()).hexdigest()
 
 
 def is_inside(name: str) -> bool:

@@ -24,6 +24,15 @@ BUILT_IN = {
     "azureml": "cloudtrain.backends.azureml.backend:AzureMLBackend",
     "vertex": "cloudtrain.backends.vertex.backend:VertexBackend",
 }
+# An example of an input's place for each backend, where the input's name is NAME.
+PLACES = {
+    "local": "data/NAME",
+    "ssh": "/data/NAME",
+    "slurm": "/scratch/me/NAME",
+    "sagemaker": "s3://BUCKET/NAME/",
+    "azureml": "https://ACCOUNT.blob.core.windows.net/CONTAINER/NAME/",
+    "vertex": "gs://BUCKET/NAME/",
+}
 DEFAULT = next(iter(BUILT_IN))
 SERVING = "sagemaker, azureml or vertex"  # backends that are `Serves`, for texts
 ALL, CHEAPEST = "all", "cheapest"  # instead of the name of a backend
@@ -42,6 +51,9 @@ class BackendTraits:
     this machine. `keeps_on_nodes`: checkpoints lie on the nodes' own disks, without a `checkpoint.uri`.
     `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
     table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
+    `data_place`: where local data of `inputs` is copied to, in words; empty if the backend copies none. `data_copy`:
+    the vendor's command for larger data, with {path} and {name}.
+    `data_usd`: the price of a GB there for a month.
     `programs`: needed programs of this machine, each with the option that prints the version.
     """
 
@@ -58,6 +70,9 @@ class BackendTraits:
     sizes_disks: bool = False
     derives_spot_prices: bool = False
     own_machines: str = ""
+    data_place: str = ""
+    data_copy: str = ""
+    data_usd: float = 0.0
     programs: Mapping[str, str] = field(default_factory=dict)
 
 

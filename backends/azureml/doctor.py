@@ -12,6 +12,7 @@ from cloudtrain.launcher.errors import CloudtrainError
 from cloudtrain.launcher.metering.rate import Kind, Machine
 from cloudtrain.launcher.planning.request_rules import part
 from cloudtrain.launcher.prices.refreshing import compared
+from cloudtrain.launcher.text import addresses
 
 from ..cloud import tried, unasked
 from . import api, files, jobs, machine_cluster, prices, request
@@ -54,6 +55,8 @@ def _of_job(config: JobConfig, access: AzureAccess) -> Iterator[Check]:
     if config.secrets:
         yield _tried("key vault", _vault, access)
     for name, uri in config.inputs.items():
+        if addresses.is_beside(uri):  # it goes along with the submit
+            continue
         entry = {"path": uri, "type": request.type_of(uri), **part(part(block.raw, "inputs"), name)}
         yield _tried(f"input {name}", files.look, access, name, entry)
     if machine.instance_type and (region := block.region):

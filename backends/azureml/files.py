@@ -18,11 +18,11 @@ from ..http import object_in
 from ..job_folder import JobFolder
 from . import api
 from .api import Azure, AzureAccess
-from .records import AzureMLRef
+from .records import AzureMLRef, AzureMLSending
 
 WORKERS = 2  # each reads a large file in four ranges at a time
 ATTEMPTS = 4  # of a request
-READER = "Storage Blob Data Reader on the storage account"
+READER, WRITER = (f"Storage Blob Data {role} on the storage account" for role in ("Reader", "Contributor"))
 
 _DATASTORE = re.compile(r"azureml:(?://(?:[^/]+/)*?|/.*?/)datastores/([^/]+)/paths/(.*)")
 _HADOOP = re.compile(r"(?:abfs|wasb)s?://([^@/]+)@([^./]+)\.(?:dfs|blob)\.([^/]+)/?(.*)")
@@ -31,13 +31,21 @@ _ASSET = re.compile(r"azureml:(?P<name>[^/:@\s]+)(?::(?P<version>[^/:@\s]+)|@lat
 _T = TypeVar("_T")
 
 
-def used(azure: Azure, handle: AzureMLRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+def used(
+    azure: Azure,
+    handle: AzureMLRef | AzureMLSending,
+    uri: str,
+    doing: str,
+    use: Callable[[JobFolder], _T],
+    *,
+    needs: str = READER,
+) -> _T:
     """Return the result of `use` for the files at the URI, by the caller's permission, else by the datastore's key.
 
     Raises CredentialError, UnreachableError, ConfigError.
     """
     access = AzureAccess(handle.workspace, azure)
-    with api.answers(f"look into {uri}", needs=READER):
+    with api.answers(f"look into {uri}", needs=needs):
         place, datastore = _place(access, uri)
 
         def folder(credential: Any) -> JobFolder:

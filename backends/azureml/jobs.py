@@ -24,6 +24,7 @@ from cloudtrain.launcher.text.terminal import say
 
 from ..cloud import as_faults, found_attempt
 from ..http import object_in
+from ..job_folder import JobFolder
 from . import api, files, machine_cluster, status
 from . import logs as streams
 from .api import Azure, AzureAccess
@@ -64,6 +65,7 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
             return _found(access, request, _services_of_ours(request, there, owner)).dump()
         idle_s = machine_cluster.require(access, plan)
         files.datastore_of(access, plan.datastore)
+        _send_data(azure, plan, request, shipment)
         inputs = {name: each for name, each in request.body.get("inputs", {}).items() if isinstance(each, Mapping)}
         refuse(as_faults(files.look(access, name, each) for name, each in inputs.items()))
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
@@ -88,6 +90,16 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
             _remove_secrets(access, sent.get("vault"))
         raise
     return _ref(request, services, idle_s, sent.get("vault")).dump()
+
+
+def _send_data(azure: Azure, plan: AzureMLSending, request: Request, shipment: Shipment) -> None:
+    """Upload the inputs that go along, unless `raw` names another place. Raises ConfigError, CredentialError."""
+    for name, pinned in shipment.data.items():
+        place = str(request.body["inputs"][name]["path"])
+        root, at, _ = place.partition(f"/{pinned.rpartition(':')[2]}/")
+        fill = partial(JobFolder.fill, name=name, pinned=pinned, place=place, base=shipment.base)
+        if at:
+            files.used(azure, plan, root, "", fill, needs=files.WRITER)
 
 
 def find(azure: Azure, request: Request, home: Path) -> JobRef | None:

@@ -24,7 +24,7 @@ from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text import addresses
 
-from ..cloud import unsupported
+from ..cloud import GOES_ALONG, unsupported, with_places
 from .machine import block_of, choose, idle_s_of, unknown_region, workspace_of
 from .records import AzureMLSending
 
@@ -78,10 +78,11 @@ def require(config: JobConfig) -> None:
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, workspace = block_of(config), workspace_of(block_of(config))
-    refuse(_unreachable(config))
-    name, machine = platform_name(job_id, attempt), choose(config)
     prefix = f"{block.prefix.strip('/')}/".lstrip("/")
-    home = f"azureml://datastores/{block.datastore}/paths/{prefix}jobs/{job_id}"
+    root = f"azureml://datastores/{block.datastore}/paths/{prefix}".rstrip("/")
+    config = with_places(config, root)
+    refuse(_unreachable(config))
+    name, machine, home = platform_name(job_id, attempt), choose(config), f"{root}/jobs/{job_id}"
     outputs = _outputs(config, home)
     spec, own = job_spec(plan, config, job_id, attempt), _own_order(plan, config)
     order = container_order(plan, config, spec, bundle_sha256, **own).dump()
@@ -201,8 +202,11 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each place that a container on Azure cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
+        if key.startswith("inputs.") and addresses.is_beside(str(uri)):
+            continue
         if uri is not None and not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
+            hint += f"; {GOES_ALONG}" if key.startswith("inputs.") and "://" not in uri else ""
             yield Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint)
         elif uri is not None:
             yield from _malformed(key, uri)

@@ -15,7 +15,7 @@ from typing import Any
 from cloudtrain.entrypoints.format import counted
 from cloudtrain.launcher.backend import Bundle
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
-from cloudtrain.launcher.text.terminal import say
+from cloudtrain.launcher.text.terminal import meter, say
 
 from . import master
 from .calls import Call, Fleet, HostAnswer
@@ -61,7 +61,7 @@ def ship(
         _ship_to_free(fleet, bundle, [seat for seat in left if seat not in busy], reply, ports)
         if not busy:
             return paths
-        _pause([seat.host.name for seat in busy], end_s, is_first=is_first)
+        _pause(bundle.what, [seat.host.name for seat in busy], end_s, is_first=is_first)
         left, is_first = busy, False
 
 
@@ -77,7 +77,7 @@ def _ship_to_free(
     if not missing:
         return
     if bundle.bytes > EXPLAIN_BYTES:
-        say(f"sending {bundle.bytes / 1e6:.0f} MB of code to {counted(len(missing), 'host')}")
+        say(f"sending {bundle.bytes / 1e6:.0f} MB of {bundle.what} to {counted(len(missing), 'host')}")
     with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
     seconds = FETCH_S if bundle.bytes > EXPLAIN_BYTES else 0.0
     if not with_it:
@@ -97,13 +97,13 @@ def _ask(fleet: Fleet, bundle: Bundle, hosts: Sequence[Host]) -> dict[Host, dict
     return _all(fleet.ask(dict.fromkeys(hosts, call), LIMIT_S, is_urgent=True))
 
 
-def _pause(busy: Sequence[str], end_s: float, *, is_first: bool) -> None:
+def _pause(what: str, busy: Sequence[str], end_s: float, *, is_first: bool) -> None:
     """Wait LOOK_S for competing submits; the first time, print the hosts. Raises CapacityError after `end_s`."""
     if time.monotonic() > end_s:
-        hint = "end it, or change a file of the code"
-        raise CapacityError(f"another submit is still sending the same code to {', '.join(busy)}", hint=hint)
+        hint = f"end it, or change a file of the {what}"
+        raise CapacityError(f"another submit is still sending the same {what} to {', '.join(busy)}", hint=hint)
     if is_first:
-        say(f"another submit is sending the same code to {', '.join(busy)}: waiting for it")
+        say(f"another submit is sending the same {what} to {', '.join(busy)}: waiting for it")
     time.sleep(LOOK_S)
 
 
@@ -138,7 +138,7 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
         try:
             if number:
                 while (reply := _ask(fleet, bundle, [host])[host])["busy"]:
-                    _pause([host.name], end_s, is_first=False)
+                    _pause(bundle.what, [host.name], end_s, is_first=False)
                 if reply["kept"]:
                     return
                 arrived = reply["arrived"]
@@ -149,7 +149,7 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
                 raise
             time.sleep(PAUSE_S)
     raise ConfigError(
-        f"{host.name}: the code has arrived damaged {TRIES} times", hint="look at its memory and its disk"
+        f"{host.name}: the {bundle.what} has arrived damaged {TRIES} times", hint="look at its memory and its disk"
     )
 
 
@@ -159,12 +159,14 @@ def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
     changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
     if changed and fleet.call(host, "files.keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
         return True
-    with bundle.path.open("rb") as file:
-        file.seek(min(arrived, bundle.bytes))
+    label = f"{bundle.what} to {host.name}"
+    with bundle.path.open("rb") as file, meter(label, bundle.bytes) as sent:
+        sent(file.seek(min(arrived, bundle.bytes)))
         while block := file.read(BLOCK):
             where = {**asked, "offset": file.tell() - len(block)}
             if not fleet.call(host, "files.put", where, block, LIMIT_S)["taken"]:
                 return False  # the connection has broken, and a new channel took the call
+            sent(len(block))
     return bool(fleet.call(host, "files.keep", asked, limit_s=LIMIT_S)["kept"])
 
 

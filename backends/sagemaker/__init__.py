@@ -10,4 +10,7 @@ TRAITS = BackendTraits(
     siblings={"region": "location", "bucket": "staging_bucket"},
     aliases=("aws", "amazon"),
     sizes_disks=True,
+    data_place="the bucket",
+    data_copy="aws s3 cp --recursive {path} s3://BUCKET/{name}/",
+    data_usd=0.023,  # S3 Standard, us-east-1; list price of 2025
 )

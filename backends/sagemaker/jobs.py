@@ -15,6 +15,7 @@ from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, Lo
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say_each
 
 from ..cloud import as_faults, found_attempt
@@ -42,6 +43,9 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     shipment.sending.prepares()
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
+    for name, pinned in shipment.data.items():
+        root = plan.code_uri.rpartition("/code/")[0]
+        files.of(access).fill(name, pinned, addresses.placed(root, pinned), shipment.base)
     with api.answers("look at the inputs"):
         seen = [files.look(access, name, uri) for name, uri in files.inputs_of(request.body)]
     refuse(as_faults(seen))

@@ -21,7 +21,7 @@ from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
-from ..cloud import unsupported
+from ..cloud import GOES_ALONG, unsupported, with_places
 from . import request_images
 from .machine import DISK_GB, S3Location, block_of, choose, place_of, unknown_region
 from .records import SageMakerSending
@@ -85,6 +85,7 @@ def require(config: JobConfig) -> None:
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     block, place, is_spot = block_of(config), place_of(config), config.resources.spot
+    config = with_places(config, place.root)
     refuse(_unreachable(config))
     name, machine = platform_name(job_id, attempt), choose(config)
     home = f"{place.root}/jobs/{job_id}"
@@ -274,7 +275,7 @@ def _channels(config: JobConfig, ours: list[tuple[str, str]]) -> list[dict[str, 
     for name, uri in config.inputs.items():
         if wrong := addresses.in_bucket(uri, "s3"):
             elsewhere = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
-            hint = wrong[1] if wrong[0] or "://" in uri else f"aws s3 sync {uri} s3://BUCKET/{name}"
+            hint = wrong[1] if wrong[0] or "://" in uri else f"aws s3 sync {uri} s3://BUCKET/{name}; {GOES_ALONG}"
             faults.append(Fault(wrong[0] or elsewhere, key=f"inputs.{name}", hint=hint))
         if name in (CODE, JOB):
             hint = "call it otherwise"

@@ -18,4 +18,6 @@ TRAITS = BackendTraits(
     aliases=("sbatch", "slurmctld"),
     own_machines="slurm: {login: me@cluster}",
     exclusive=(("price_per_hour", "price_per_gpu_hour"),),
+    data_place="the work folder on the shared disk",
+    data_copy="rsync -a {path} LOGIN:/scratch/me/",
 )

@@ -23,7 +23,7 @@ from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..channel import archives
+from ..channel import archives, datasets
 from ..channel.calls import Fleet
 from ..channel.hosts import Host
 from . import jobs_submission as submission
@@ -55,7 +55,8 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     receiver = archives.Receiver(login.host, login.about["workdir"], "")
     bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
     order = body["order"]
-    inputs = {name: login.path(uri) for name, uri in order["inputs"].items()}
+    datasets.ship(fleet, shipment, [receiver])
+    inputs = {name: datasets.place(receiver.workdir, uri, login.path) for name, uri in order["inputs"].items()}
     outputs = {name: login.path(uri) for name, uri in order["outputs"].items()}
     record = {"record": dict(shipment.record), "ref": ref.dump()}
     prepared = {

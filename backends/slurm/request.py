@@ -10,6 +10,7 @@ from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import job_order
+from cloudtrain.launcher.text.addresses import is_beside
 
 from .block import Slurm
 
@@ -27,7 +28,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     # Without a number, the task would have a single core.
     cores = block.cpus_per_node or (None if block.exclusive else max(plan.devices_per_node, 1))
     name, per_node = order["name"], [f"--cpus-per-task={cores}"] if cores else []
-    places = [order["checkpoint_dir"], *order["inputs"].values(), *order["outputs"].values()]
+    inputs = (uri for uri in order["inputs"].values() if not is_beside(uri))  # data that goes along is below workdir
+    places = [order["checkpoint_dir"], *inputs, *order["outputs"].values()]
     script = render.render_text(
         "slurm/job.sh",
         name=name,

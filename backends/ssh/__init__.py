@@ -11,4 +11,6 @@ TRAITS = BackendTraits(
     keeps_on_nodes=True,
     own_machines="ssh: {hosts: [gpu1, gpu2]}",
     programs={"ssh": "-V"},
+    data_place="each host's work folder",
+    data_copy="rsync -a {path} HOST:/data/",
 )

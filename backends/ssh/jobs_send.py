@@ -24,7 +24,7 @@ from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigErr
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..channel import archives
+from ..channel import archives, datasets
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from .hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
@@ -69,6 +69,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         calls[node.host] = Call("verbs.make", asked | made_of)
     _all(fleet, calls)
     paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
+    datasets.ship(fleet, shipment, assignments, body["ports"])
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
@@ -159,7 +160,10 @@ def _node(fleet: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) 
         root=f"{job}/attempt-{body['attempt']}/node-{number}",
         checkpoints=_checkpoints(fleet, seat.host, body),
         output=f"{job}/output",
-        inputs=there(body["inputs"]),
+        inputs={
+            name: datasets.place(seat.workdir, uri, lambda path: path_on(fleet, seat.host, path))
+            for name, uri in body["inputs"].items()
+        },
         outputs=there(body["outputs"]),
     )
 

@@ -12,4 +12,7 @@ TRAITS = BackendTraits(
     exclusive=(("network", "network_attachment"),),
     sizes_disks=True,
     derives_spot_prices=True,
+    data_place="the staging bucket",
+    data_copy="gcloud storage cp -r {path} gs://BUCKET/{name}",
+    data_usd=0.020,  # Standard storage, us-central1; list price of 2025
 )

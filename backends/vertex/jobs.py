@@ -26,6 +26,7 @@ from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, Lo
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say
 
 from ..cloud import found_attempt
@@ -67,6 +68,9 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
             from . import request as requests
 
             files.upload(access, requests.wheel(requests.boot_source())[1], plan.wheel_uri)
+        for name, pinned in shipment.data.items():
+            root = plan.code_uri.rpartition("/code/")[0]
+            files.of(access).fill(name, pinned, addresses.placed(root, pinned), shipment.base)
         files.of(access).claim(plan.owner_uri, owner)
     with api.answers("look whether the job is there already"):
         existing = _there(access, request.name, owner)

@@ -38,7 +38,7 @@ from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
-from ..cloud import unsupported
+from ..cloud import GOES_ALONG, unsupported, with_places
 from . import machine_types
 from .machine import Kind, MachineChoice, block_of, choose, disk_of, kind_of, place_of, unknown_region
 from .records import VertexSending
@@ -82,6 +82,7 @@ def require(config: JobConfig) -> None:
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Raises ConfigError if the config lacks a setting that the request needs."""
     place, choice, kind = place_of(config), choose(config), kind_of(config)
+    config = with_places(config, place.root)
     refuse(_impossible(config, choice))
     name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
     order_uri, code_uri = f"{home}/attempt-{attempt}/{ORDER}", f"{place.root}/code/{bundle_sha256}/{BUNDLE}"
@@ -353,9 +354,11 @@ def _impossible(config: JobConfig, choice: MachineChoice) -> Iterator[Fault]:
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
+        if key.startswith("inputs.") and addresses.is_beside(str(uri)):
+            continue
         if uri is not None and (wrong := addresses.in_bucket(uri, "gs")):
             is_here = not wrong[0] and "://" not in uri and key.startswith("inputs.")
-            hint = wrong[1] + (f"; gcloud storage cp -r {uri} gs://BUCKET/x" if is_here else "")
+            hint = wrong[1] + (f"; gcloud storage cp -r {uri} gs://BUCKET/x; {GOES_ALONG}" if is_here else "")
             elsewhere = f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere"
             yield Fault(wrong[0] or elsewhere, key=key, hint=hint)
     mirror = config.checkpoint.mirror

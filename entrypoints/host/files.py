@@ -112,7 +112,7 @@ def keep(here: Here, *, sha256: str, sender: str, changed: str = "") -> dict[str
 
 
 def prune(workdir: Path) -> None:
-    """Remove archives and packages of ours that were unused for 30 days. Runs once a day.
+    """Remove archives, packages of ours and data of `inputs` that were unused for 30 days. Runs once a day.
 
     Keeps the files that a running job was started with, also for jobs of other hosts on a shared disk.
     """
@@ -122,7 +122,7 @@ def prune(workdir: Path) -> None:
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     before_s = min([now_s - UNUSED_S, *(started_s - DAY_S for started_s in _running(workdir, now_s))])
-    for path in (*(workdir / "cache").iterdir(), *(workdir / "runtime").glob("*")):
+    for path in (*(workdir / "cache").iterdir(), *(workdir / "runtime").glob("*"), *(workdir / "data").glob("*")):
         with contextlib.suppress(OSError):  # another submit may prune at the same time
             if path != mark and path.lstat().st_mtime < before_s:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -24,6 +24,7 @@ from ..job import Job
 from ..planning.prepare import Prepared
 from ..store import home
 from ..store.registry import Registry
+from ..text import addresses
 from . import memory, taskcode
 
 INPUT = "init_from"  # the name of the input: CLOUDTRAIN_INPUT_INIT_FROM on the node
@@ -44,7 +45,8 @@ def resolved(config: JobConfig, base: Path) -> tuple[JobConfig, list[str]]:
         place, checkpoint = _place(parent, config, wanted.checkpoint)
         wanted = wanted.model_copy(update={"job": parent.id, "checkpoint": checkpoint})
         note = f"{parent.id}, {(checkpoint or 'its best checkpoint, else its last').replace('step-', 'step ')}"
-    if traits(config.backend).runs_here and "://" not in place.removeprefix("file://"):
+    is_here = traits(config.backend).runs_here and "://" not in place.removeprefix("file://")
+    if is_here or (traits(config.backend).data_place and place and addresses.is_beside(place)):
         _require_whole(base / place.removeprefix("file://"), wanted.checkpoint, is_task=config.task is not None)
     inputs = {**config.inputs, INPUT: place}
     return config.model_copy(update={"inputs": inputs, "init_from": wanted}), [f"init_from: {note or place}"]
@@ -60,12 +62,12 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
     is_test = config.evaluate is not None and config.evaluate.only  # its model is the parent's
     if config.init_from is None or config.task is None or is_test:
         return []
-    place = config.inputs[INPUT].removeprefix("file://")
+    place = addresses.path_of(config.inputs[INPUT]).removeprefix("file://")
     if "://" in place and not asks_stores:
         return ["init_from: names and shapes are compared at the submit"]
     if config.sweep is not None:
         answer = {"why": "each trial of a sweep has its own model"}
-    elif "://" not in place and not traits(config.backend).runs_here:
+    elif not addresses.is_beside(place) and "://" not in place and not traits(config.backend).runs_here:
         answer = {"why": f"{place} is a path on a host"}
     elif find_spec("torch") is None:
         answer = {"why": "torch is not installed here"}

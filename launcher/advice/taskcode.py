@@ -18,6 +18,7 @@ from cloudtrain.entrypoints import atomic_json
 from ..errors import CloudtrainError
 from ..planning.prepare import Prepared
 from ..store import home
+from ..text import addresses
 from ..text.terminal import say
 
 TOLD, MOST_TOLD = "told.json", 500  # in the home folder: the folders whose code has run here
@@ -48,7 +49,7 @@ def run(prepared: Prepared, module: str, ask: dict[str, Any], word: str) -> tupl
     """Return the lines of a module of entrypoints/trainer, or a line with the reason; and whether time ran out."""
     config, base = prepared.config, prepared.config_file.parent.resolve()
     tell_once((base / config.code.dir).resolve(), "without its keys; `plan --no-code` runs none")
-    paths = ((name, uri.removeprefix("file://")) for name, uri in config.inputs.items())
+    paths = ((name, addresses.path_of(uri).removeprefix("file://")) for name, uri in config.inputs.items())
     inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in paths}
     environment = {
         **{name: value for name, value in os.environ.items() if _PLAIN.fullmatch(name)},

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from cloudtrain.entrypoints.records import Record
 from cloudtrain.entrypoints.terms import Terms as Terms
@@ -133,6 +133,8 @@ class Sending:
 class Bundle(Record, checks=True):
     """An archive on disk."""
 
+    what: ClassVar[str] = "code"
+    """The content, in messages."""
     sha256: str
     path: Path
     bytes: int
@@ -161,6 +163,8 @@ class Shipment:
     """The progress of `send`."""
     record: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """What `send` leaves with the job, for `Lists.jobs`."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that go along, by name, each with its hash: `data/@sha256:...`."""
 
 
 @dataclass(frozen=True)

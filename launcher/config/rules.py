@@ -17,7 +17,7 @@ from cloudtrain.entrypoints.stores import STORES, forms
 from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, PAUSING
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
 
-from ..backend_table import BUILT_IN, plugins, similar, traits
+from ..backend_table import BUILT_IN, PLACES, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from ..text import addresses
@@ -68,6 +68,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
         *_patterns(root),
         *_mirror(root),
         *_backslashes(root),
+        *_inputs(root),
         *_notify(root),
         *_launchers(root),
         *_environment(root),
@@ -229,6 +230,26 @@ def _patterns(root: YamlNode) -> Iterator[Fault]:
                 hint = f"name the folder, `{folder}`" if folder.rpartition("://")[2].strip("/") else "name the folder"
                 text = named(node).partition("?")[0] if node.text.startswith("http") else named(node)
                 yield Fault(f"`{text}` is a pattern, not one file or folder", dotted(place), node.place, hint)
+
+
+def _inputs(root: YamlNode) -> Iterator[Fault]:
+    """Yield the faults of inputs with a place for each backend: an unknown backend, no place for the job's backend."""
+    inputs, chosen = given(root, "inputs"), given(root, "backend")
+    backend = schema.backend_in(chosen.data() if chosen else None)
+    for name, entry in inputs.value.items() if inputs and isinstance(inputs.value, dict) else ():
+        places = entry.node.value if isinstance(entry.node.value, dict) else {backend: None}
+        unknown = [other for other in places if other not in BUILT_IN and other not in plugins()]
+        for other in unknown:
+            place = key_place(root, ("inputs", name, other))
+            yield Fault(f"unknown backend `{other}`", f"inputs.{name}.{other}", place, similar(other))
+        if places and not unknown and backend not in places:
+            form = PLACES.get(backend, "PLACE").replace("NAME", name)
+            hint = (
+                f"add `{backend}: {form}`, or write `{name}: PATH`: a path beside this file goes along to any backend"
+            )
+            yield Fault(
+                f"the input `{name}` has no place for the backend `{backend}`", f"inputs.{name}", entry.place, hint
+            )
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:

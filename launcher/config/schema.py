@@ -13,7 +13,7 @@ from pydantic import BaseModel, create_model, model_validator
 
 from cloudtrain.entrypoints.notices.receivers import RECEIVERS
 
-from ..backend_table import BUILT_IN, DEFAULT, block_of, names, traits
+from ..backend_table import BUILT_IN, DEFAULT, PLACES, block_of, names, traits
 from ..job import PROJECT_PATTERN
 from .kinds import (
     PROJECT_WANTED,
@@ -35,6 +35,7 @@ from .kinds import (
     Money,
     Pattern,
     Percent,
+    Place,
     ProcessCount,
     ProjectName,
     RelativePath,
@@ -79,6 +80,7 @@ class Code(Section):
     max_size_mb: int = key(
         500, "Largest upload, in MB; a larger upload is refused, with the names of big files.", 500, ge=1
     )
+    max_data_gb: SizeGb = key(5, "Largest local data of `inputs` that goes along with the job, in GB.", 20)
 
 
 class Resources(Section):
@@ -348,8 +350,14 @@ class JobConfig(Section):
         "digits@best",
         {"path": "s3://bucket/export/", "skip": ["^head\\."]},
     )
-    inputs: dict[InputName, Text] = key(
-        {}, "Name -> uri or path; the job sees CLOUDTRAIN_INPUT_<NAME>.", {"train": "s3://bucket/train/"}
+    inputs: dict[InputName, Place] = key(
+        {},
+        "Name -> uri or path (docs/data.md); the job sees CLOUDTRAIN_INPUT_<NAME>. A relative path is beside this "
+        "file and goes along to the job, an absolute path is on the machine that runs the job. A mapping has a "
+        "place for each backend.",
+        {"train": "data/"},
+        {"train": "s3://bucket/train/"},
+        {"train": {name: place.replace("NAME", "train") for name, place in PLACES.items()}},
     )
     outputs: dict[InputName, Text] = key(
         {},
@@ -390,9 +398,28 @@ class JobConfig(Section):
             return given
         return {**given, "secrets": list(dict.fromkeys([*secrets, *more]))}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _places_of_backend(cls, given: Any) -> Any:
+        """Choose the backend's place of each input; a rule across keys reports a missing place."""
+        if not isinstance(given, dict) or not isinstance(given.get("inputs"), dict):
+            return given
+        name = backend_in(given.get("backend"))
+        inputs = {
+            key: place.get(name, next(iter(place.values()))) if isinstance(place, dict) and place else place
+            for key, place in given["inputs"].items()
+        }
+        return {**given, "inputs": inputs}
+
     def block(self, kind: type[B]) -> B:
         """Return the backend's block of this kind, or a block of defaults."""
         return next((value for _, value in self if isinstance(value, kind)), None) or kind()
+
+
+def backend_in(value: Any) -> str:
+    """Return the backend's name as the key `backend` has it: a name, a list of one, or nothing."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return first if isinstance(first, str) else DEFAULT
 
 
 def model(keys: Iterable[str | int] = ()) -> type[JobConfig]:

@@ -24,6 +24,7 @@ from ..money.conditional import ConditionalObject
 from ..planning.prepare import Prepared
 from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
+from ..text import addresses
 from ..text.terminal import say_each
 from . import adopt, listing, reserve
 from .refresh import refresh
@@ -237,7 +238,8 @@ def _send(
     attempt = job.attempt
     request = backends.Request.load(attempt.name, attempt.request)
     base, record = Path(job.config_file).parent, adopt.record_of(job)
-    shipment = backends.Shipment(bundle, registry.folder, base, secrets, record=record)
+    data = {name: uri for name, uri in job.config["inputs"].items() if addresses.path_of(uri) != uri}
+    shipment = backends.Shipment(bundle, registry.folder, base, secrets, record=record, data=data)
     _hold(registry, attempt)
     try:
         ref = backend.send(request, shipment)

@@ -32,6 +32,7 @@ from ..jobs.view import read_view
 from ..store import series
 from ..store.progress import lineage
 from ..store.registry import Registry
+from ..text import addresses
 from ..text.extras import install
 from ..text.terminal import say
 from ..text.units import as_usd
@@ -245,7 +246,7 @@ def _is_of(path: Path, job: Job) -> bool:
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:
     """Return the job's variables, and the paths of the inputs: given paths, and paths of the config."""
     base, plain = Path(job.config_file).parent, job.config.get("inputs") or {}
-    paths = {name: str(uri).removeprefix("file://") for name, uri in plain.items()}
+    paths = {name: addresses.path_of(str(uri)).removeprefix("file://") for name, uri in plain.items()}
     paths = {name: str(base / path) for name, path in paths.items() if "://" not in path}
     variables = {f"CLOUDTRAIN_INPUT_{name.upper()}": path for name, path in {**paths, **inputs}.items()}
     return {**(job.config.get("env") or {}), **variables}

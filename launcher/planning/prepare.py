@@ -18,7 +18,7 @@ from ..backend_table import traits
 from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
-from . import plan_text, secret_files
+from . import local_data, plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
@@ -82,13 +82,15 @@ def prepare(
     from ..config.codenotes import notes_of
 
     require_whole(config.backend)
+    config, along = local_data.pinned(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
     if config.sweep is not None and shipped is None:
         refuse(plans.value_faults(config, plan))
     folder = config_file.parent / config.code.dir
-    exclude, most = config.code.exclude, config.code.max_size_mb * shipped_code.MB
+    most = config.code.max_size_mb * shipped_code.MB
+    exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
     files = needed(config, folder)
     bundle = shipped or bundles.pack(folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
@@ -98,7 +100,7 @@ def prepare(
     own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder, plan.ranks))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
-    notes = (*request.notes, *parent, *warned)
+    notes = (*request.notes, *parent, *along, *warned)
     warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
     return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
@@ -125,8 +127,11 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
     files = needed(config, folder)
+    exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
     require_all(
-        lambda: shipped_code.check(folder, config.code.exclude, max_bytes, files), lambda: _require_request(config)
+        lambda: shipped_code.check(folder, exclude, max_bytes, files),
+        lambda: _require_request(config),
+        lambda: local_data.pinned(config, config_file.parent, hashes=False),
     )
 
 

@@ -25,6 +25,7 @@ from ..backend_table import DEFAULT, traits
 from ..config.schema import JobConfig
 from ..errors import ConfigError, UsageError
 from ..plan import Plan
+from ..planning import local_data
 from ..planning.prepare import Prepared
 from ..text.extras import install
 from . import judging, sandbox, starts
@@ -242,7 +243,7 @@ def _start(
         kept=kept,
         number=number,
         addresses=work.addresses,
-        inputs=wish.inputs,
+        inputs={**local_data.places_here(prepared.config, prepared.config_file.parent), **wish.inputs},
         gpus=work.scale.gpus,
         service=work.service(kept),
         has_own_places=sandbox.mode() != "none",

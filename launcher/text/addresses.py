@@ -10,6 +10,10 @@ import re
 
 from cloudtrain.entrypoints.stores import STORES
 
+# Data beside the config file that goes along, with the hash of its files; a folder ends in a slash: `data/@sha256:...`.
+PINNED = re.compile(r"(?P<path>.*?(?P<name>[^/]*)/?)@sha256:(?P<digest>[0-9a-f]{64})", re.DOTALL)
+_ELSEWHERE = re.compile(r"[/~\\]|[A-Za-z][\w+.-]*:")  # also `azureml:NAME:1` and `C:\...`
+_PLACE = re.compile(r".*/data/[0-9a-f]{64}/[^/]+", re.DOTALL)
 SERVICES = {"https": "blob", "abfss": "dfs", "wasbs": "blob"}
 
 # Names of buckets. Sources, of 2026-11: AWS's "General purpose bucket naming rules", Google's "Bucket names".
@@ -35,7 +39,30 @@ _SPELLINGS = (
 def is_file(uri: str) -> bool:
     """Return whether the address is of one file: the last name has an ending (`labels.csv`), and no slash follows."""
     _, slash, last = uri.partition("://")[2].rpartition("/")
-    return bool(slash and _ENDING.search(last))
+    return bool(slash and (_ENDING.search(last) or _PLACE.fullmatch(uri)))
+
+
+def is_beside(uri: str) -> bool:
+    """Return whether the address of an input is a relative path: beside the config file, on the user's machine."""
+    return not _ELSEWHERE.match(uri)
+
+
+def path_of(uri: str) -> str:
+    """Return an input that goes along without its hash, any other address unchanged."""
+    found = PINNED.fullmatch(uri)
+    return found["path"] if found and is_beside(uri) else uri
+
+
+def placed(root: str, uri: str) -> str:
+    """Return where the job finds an input: data that goes along below `root`, by content, else the address itself.
+
+    Without a hash, as in a check without a submit, the digits are zeros.
+    """
+    if not is_beside(uri):
+        return uri
+    found = PINNED.fullmatch(uri) or PINNED.fullmatch(f"{uri}@sha256:{'0' * 64}")
+    assert found is not None
+    return f"{root}/data/{found['digest']}/{'' if found['path'].endswith('/') else found['name']}"
 
 
 def explicit(uri: str) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import click
 from . import tables
 
 _MARK = "cloudtrain: "
+METER_S = 0.5  # before a progress bar is drawn, and between two states
 _WARNING = "warning:"
 # Control characters of a terminal, line separators, direction marks and lone surrogates; all but tab and newline.
 _CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
@@ -56,6 +58,29 @@ def say_each(messages: Iterable[str]) -> None:
     """Print each message, as `say` does."""
     for message in messages:
         say(message)
+
+
+@contextmanager
+def meter(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that adds sent bytes to a progress bar, on a terminal after METER_S; threads may call it."""
+    begin_s, sent, drawn_s, lock = time.monotonic(), 0, 0.0, threading.Lock()
+    is_shown = sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and _reporter.get() is None
+
+    def add(count: int) -> None:
+        nonlocal sent, drawn_s
+        with lock:
+            sent, now_s = sent + count, time.monotonic()
+            if is_shown and now_s - begin_s > METER_S and now_s - drawn_s > METER_S:
+                drawn_s, share = now_s, min(1.0, sent / max(total, 1))
+                bar = ("#" * round(share * 20)).ljust(20, ".")
+                rate = f"{sent / 1e6:.1f} of {total / 1e6:.1f} MB, {sent / 1e6 / (now_s - begin_s):.1f} MB/s"
+                click.echo(f"\r\x1b[K{escaped(what)[:40]} [{bar}] {rate}", err=True, nl=False)
+
+    try:
+        yield add
+    finally:
+        if drawn_s:
+            click.echo("\r\x1b[K", err=True, nl=False)
 
 
 def escaped(text: str) -> str:

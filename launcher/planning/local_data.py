@@ -1,0 +1,232 @@
+"""Local data that goes along: a relative path of `inputs` is copied once to the job's backend, named by its content.
+
+A relative path is beside the config file and goes along; an absolute path is on the machine that runs the job. The
+local backend reads both in place. A config with `data/@sha256:...` names the files as they were at the submit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shlex
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.format import counted, span
+
+from ..backend_table import BackendTraits, traits
+from ..errors import ConfigError, Fault, refuse
+from ..text import addresses
+from .bundle import size_words
+from .secret_files import Secrets
+from .shipped import MOST_FAULTS
+
+if TYPE_CHECKING:
+    from ..config.schema import JobConfig
+
+LEFT_OUT = {".git", ".DS_Store", "__pycache__"}  # no data
+NAME_BYTES = 900  # of a file below the folder: an object's name has at most 1024, with prefix and hash
+UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
+GB = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """A file, or the files of a folder, by their names below it. A single file has its own name."""
+
+    folder: Path
+    is_file: bool
+    sizes: Mapping[str, int]
+
+    @property
+    def bytes(self) -> int:
+        """The sum of the files."""
+        return sum(self.sizes.values())
+
+    def hashes(self) -> dict[str, str]:
+        """Return the sha256 of each file. Raises OSError; a file is read again after a change only."""
+        return {name: _hash(*_state(self.folder / name)) for name in self.sizes}
+
+    def digest(self) -> str:
+        """Return the hash of all names and contents. Raises OSError."""
+        return foreign.sha256_of_names(self.hashes())
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _hash(path: Path, *state: int) -> str:
+    return foreign.sha256_of(path)
+
+
+def _state(path: Path) -> tuple[Path, int, int, int]:
+    about = path.stat()
+    return path, about.st_size, about.st_mtime_ns, about.st_ino
+
+
+def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobConfig, list[str]]:
+    """Return the config with the hash of the data that goes along, and notes for the plan. `base`: the file's folder.
+
+    Data with a hash stays as it is, as in a stored config: the files may be gone by then. Without `hashes`, the files
+    are looked at, and not read. Raises ConfigError with the faults of all inputs.
+    """
+    facts, inputs = traits(config.backend), dict(config.inputs)
+    if not facts.data_place:
+        return config, []
+    faults, notes, total = list[Fault](), list[str](), 0
+    for name, uri in inputs.items():
+        if not addresses.is_beside(uri) or addresses.PINNED.fullmatch(uri):
+            continue
+        try:
+            data = found(base / uri)
+            total += data.bytes
+            faults += [replace(fault, key=f"inputs.{name}") for fault in _faults(data, uri, config.code.exclude)]
+            if total > config.code.max_data_gb * GB:
+                faults.append(_too_large(config, facts, name, uri, total))
+            elif not faults:
+                shown = f"{uri.rstrip('/')}{'/' * (not data.is_file)}"
+                inputs[name] = f"{shown}@sha256:{data.digest() if hashes else '0' * 64}"
+                notes.append(f"inputs.{name}: {shown} goes along: {_cost(data, facts)}")
+        except ConfigError as error:
+            faults += [replace(fault, key=f"inputs.{name}") for fault in error.faults]
+        except OSError as error:
+            faults.append(_unreadable(uri, error, f"inputs.{name}"))
+    refuse(faults)
+    return config.model_copy(update={"inputs": inputs}), notes
+
+
+def found(path: Path) -> LocalData:
+    """Return the files at the path. Raises ConfigError with all faults of files, OSError."""
+    if not path.exists():
+        names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+        close = get_close_matches(path.name, names, 1)
+        near = f"did you mean `{close[0]}`? " if close else ""
+        hint = f"{near}a relative path is beside the config file, an absolute path on the machine that runs the job"
+        raise ConfigError([Fault(f"there is no file or folder {path}", hint=hint)])
+    path = path.resolve()
+    if not path.is_dir():
+        return LocalData(path.parent, True, {path.name: _size(path, path.parent, path.name)})
+    names, faults, sizes = list(_names(path)), list[Fault](), dict[str, int]()
+    for name in names:
+        try:
+            sizes[name] = _size(path / name, path, name)
+        except ConfigError as error:
+            faults += error.faults
+    if len(faults) > MOST_FAULTS:
+        message = f"{len(faults) - MOST_FAULTS} more files cannot go along"
+        faults[MOST_FAULTS:] = [Fault(message, hint="name a folder that holds only the data")]
+    if not names:
+        faults.append(Fault(f"there is no file in {path}", hint="an empty folder cannot go along"))
+    refuse(faults)
+    return LocalData(path, False, sizes)
+
+
+def places_here(config: JobConfig, base: Path) -> dict[str, Path]:
+    """Return the local paths of the inputs that go along, by name."""
+    along = {name: uri for name, uri in config.inputs.items() if addresses.path_of(uri) != uri}
+    return {name: (base / addresses.path_of(uri)).resolve() for name, uri in along.items()}
+
+
+def as_submitted(base: Path, name: str, uri: str) -> tuple[LocalData, dict[str, str]]:
+    """Return the files of an input with a hash, and the files' own hashes. Raises ConfigError if the files differ."""
+    where, hint = addresses.path_of(uri), f"--set inputs.{name}={addresses.path_of(uri)} takes the data of today"
+    try:
+        data = found(base / where)
+        hashes = data.hashes()
+        if uri.endswith(f":{foreign.sha256_of_names(hashes)}") and data.is_file is not where.endswith("/"):
+            return data, hashes
+        message = f"`{where}` has changed since the submit was prepared, and the job's place has no copy of the data"
+    except (ConfigError, OSError) as error:
+        message = f"the job's place has no copy of the data of `{where}`, and here it cannot be read: {error}"
+    raise ConfigError([Fault(message, key=f"inputs.{name}", hint=hint)])
+
+
+def changed(name: str, file: str) -> ConfigError:
+    """Return the error of a file that changes while it is sent."""
+    hint = "submit again when no program writes to the data"
+    return ConfigError([Fault(f"`{file}` changed while it was sent", key=f"inputs.{name}", hint=hint)])
+
+
+def outside_code(config: JobConfig, base: Path) -> list[str]:
+    """Return patterns of `code.exclude` for data that goes along: it is not shipped with the code again."""
+    code, patterns = (base / config.code.dir).resolve(), []
+    for uri in config.inputs.values() if traits(config.backend).data_place else ():
+        path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
+        if addresses.is_beside(uri) and path != code and path.is_relative_to(code):
+            escaped = "".join(
+                f"\\{each}" if each in "\\*?[]!# " else each for each in path.relative_to(code).as_posix()
+            )
+            patterns.append(f"/{escaped}")
+    return patterns
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Yield the names of files, and of links to folders, below the folder, in order. Raises OSError."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for root, folders, files in os.walk(folder, onerror=stop):
+        links = [each for each in folders if Path(root, each).is_symlink()]
+        folders[:] = sorted({*folders} - LEFT_OUT - {*links})
+        below = os.path.relpath(root, folder)
+        for name in sorted({*files, *links} - LEFT_OUT):
+            yield name if below == "." else f"{below}/{name}"
+
+
+def _size(path: Path, top: Path, name: str) -> int:
+    """Return a file's size; a link counts as the file that it points to. Raises ConfigError."""
+    message, hint = "", "take it out of the folder, or name another folder"
+    try:
+        target, about = path.resolve(strict=True), path.stat()
+        if not target.is_relative_to(top):
+            message, hint = "is a link that points outside the folder", "copy what it points to: cp -rL"
+        elif stat.S_ISDIR(about.st_mode):
+            message, hint = "is a link to a folder", "copy what it points to: cp -rL"
+        elif not stat.S_ISREG(about.st_mode):
+            message = "is neither a file nor a folder"
+        elif not os.access(path, os.R_OK):
+            message, hint = "cannot be read", "change its mode"
+        elif not foreign.is_inside(name) or not name.isprintable():
+            message, hint = "has a name with characters that no bucket keeps", "rename it"
+        elif len(os.fsencode(name)) > NAME_BYTES:
+            message, hint = f"has a path of more than {NAME_BYTES} bytes", "rename it, or pack the folder"
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
+        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if message:
+        raise ConfigError([Fault(f"`{name}` {message}", hint=hint)])
+    return about.st_size
+
+
+def _faults(data: LocalData, uri: str, exclude: Iterable[str]) -> Iterator[Fault]:
+    """Yield the faults of secrets among the files, by the rules of the code."""
+    secrets = Secrets(data.folder, data.sizes, exclude)
+    secrets.read()
+    for fault in secrets.faults():
+        hint = f"take the file out of {uri}; a line `!{{name}}` in a .cloudtrainignore beside it lets it go along"
+        name = fault.place.file if fault.place else fault.message.split("`")[1]
+        yield replace(fault, message=fault.message.replace("the code", "the data"), hint=hint.format(name=name))
+
+
+def _too_large(config: JobConfig, facts: BackendTraits, name: str, uri: str, total: int) -> Fault:
+    message = f"`{uri}` makes {total / GB:.1f} GB of data that goes along, over the {config.code.max_data_gb} GB"
+    command = facts.data_copy.format(path=shlex.quote(uri.rstrip("/")), name=name)
+    hint = f"copy it once by `{command}` and write that place, or raise code.max_data_gb"
+    return Fault(f"{message} of code.max_data_gb", f"inputs.{name}", hint=hint)
+
+
+def _unreadable(uri: str, error: OSError, key: str) -> Fault:
+    return Fault(f"`{error.filename or uri}` cannot be read: {error.strerror}", key, hint="change its mode")
+
+
+def _cost(data: LocalData, facts: BackendTraits) -> str:
+    size, seconds = data.bytes, round(data.bytes / UPLINK_BYTES_S)
+    words = f"{size / GB:.1f} GB" if size >= GB else size_words(size)
+    takes = f", about {span(seconds)} at 100 Mbit/s" if seconds else ""
+    monthly = size / GB * facts.data_usd
+    costs = f"; there it costs about {monthly:.2g} USD a month" if monthly >= 0.005 else ""
+    costs = "; there it costs less than 0.01 USD a month" if facts.data_usd and not costs else costs
+    return f"{counted(len(data.sizes), 'file')}, {words}, copied once to {facts.data_place}{takes}{costs}"
