@@ -271,6 +271,43 @@ def test_paused_job_is_resumable_and_goes_on_exactly(backend: str, cli: Any, tmp
     assert losses(cli, "paused", 1, 2, 3) == losses(cli, "whole", 1)
 
 
+# Reads a folder and a file that go along; the training's data are gone from the code folder.
+ALONG = """\
+task: task.py
+env: {OMP_NUM_THREADS: "1"}
+inputs: {train: ./data, one: labels 1}
+training: {global_batch_size: 16, max_steps: 3, optimizer: {name: adamw, lr: 1e-2}, log_every: 1, seed: 3}
+"""
+READS = """
+import os
+from pathlib import Path
+folder = Path(os.environ["CLOUDTRAIN_INPUT_TRAIN"])
+values = [float(line) for line in (folder / "sub dir" / "values.txt").read_text().split()]
+scale = float(Path(os.environ["CLOUDTRAIN_INPUT_ONE"]).read_text())
+"""
+
+
+@cases("local", soaked=("ssh", "slurm", "sagemaker", "azureml", "vertex"))  # the transfers: test_local_data.py
+def test_local_data_goes_along_to_equal_losses(backend: str, cli: Any, tmp_path: Path) -> None:
+    """One file with `inputs: {train: ./data}` trains the same on a backend as here; a second submit sends nothing."""
+    folder = tmp_path / "project"
+    (folder / "data" / "sub dir").mkdir(parents=True)
+    (folder / "data" / "sub dir" / "values.txt").write_text("\n".join(str(i % 7 / 7) for i in range(256)))
+    (folder / "data" / "empty").touch()
+    (folder / "labels 1").write_text("0.5")
+    text = TASK.replace("time.sleep(0.01)", "pass").replace("return x, x", "return x * values[i], scale * x")
+    (folder / "task.py").write_text(READS + text)
+    found = {}
+    for name, where in (("here", "local"), ("there", backend), ("again", backend)):
+        (folder / "cloudtrain.yaml").write_text(f"name: j\n{SETTINGS[where]}{ALONG}")
+        done = cli.ok("submit", "-y", "--name", name, cwd=folder)
+        found[name] = losses(cli, name, 1)
+        is_sent = name == "there" and backend in ("sagemaker", "azureml", "vertex")
+        assert ("uploading" in done.stderr) == is_sent
+    assert found["here"] == found["there"] == found["again"]
+    assert len(found["here"]) == 3
+
+
 INITIAL = """\
 task: task.py
 env: {OMP_NUM_THREADS: "1"}
