@@ -271,16 +271,6 @@ def _input_path(config: JobConfig, name: str) -> str:
 
 def _channels(config: JobConfig, ours: list[tuple[str, str]]) -> list[dict[str, str]]:
     mode = block_of(config).input_mode
-    faults = []
-    for name, uri in config.inputs.items():
-        if wrong := addresses.in_bucket(uri, "s3"):
-            elsewhere = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
-            hint = wrong[1] if wrong[0] or "://" in uri else f"aws s3 sync {uri} s3://BUCKET/{name}; {GOES_ALONG}"
-            faults.append(Fault(wrong[0] or elsewhere, key=f"inputs.{name}", hint=hint))
-        if name in (CODE, JOB):
-            hint = "call it otherwise"
-            faults.append(Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint))
-    refuse(faults)
     own = [{"name": name, "uri": uri, "mode": "File"} for name, uri in ours]
     return own + [{"name": name, "uri": addresses.explicit(uri), "mode": mode} for name, uri in config.inputs.items()]
 
@@ -297,6 +287,14 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
             hint = "leave out sagemaker.network_isolation, or this"
             yield Fault(f"{message}: network_isolation is on", key=key, hint=hint)
     yield from unsupported(config, "SageMaker", outputs_of="SageMaker")
+    for name, uri in config.inputs.items():
+        if not addresses.is_beside(uri) and (wrong := addresses.in_bucket(uri, "s3")):
+            elsewhere = f"SageMaker reads inputs from S3, and `{uri}` is elsewhere"
+            hint = wrong[1] if wrong[0] or "://" in uri else f"aws s3 sync {uri} s3://BUCKET/{name}; {GOES_ALONG}"
+            yield Fault(wrong[0] or elsewhere, key=f"inputs.{name}", hint=hint)
+        if name in (CODE, JOB):
+            hint = "call it otherwise"
+            yield Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint)
     for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
         if uri is not None and (wrong := addresses.in_bucket(uri, "s3")):
             yield Fault(wrong[0] or f"SageMaker writes to S3, and `{uri}` is elsewhere", key=key, hint=wrong[1])

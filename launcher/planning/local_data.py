@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shlex
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,6 +34,7 @@ LEFT_OUT = {".git", ".DS_Store", "__pycache__"}  # no data
 NAME_BYTES = 900  # of a file below the folder: an object's name has at most 1024, with prefix and hash
 UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
 GB = 1_000_000_000
+_SPECIAL, _ESCAPED = re.compile(r"[\\*?\[\]!# ]"), r"\\\g<0>"  # in a pattern of an ignore file
 
 
 @dataclass(frozen=True)
@@ -71,11 +73,16 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
     """Return the config with the hash of the data that goes along, and notes for the plan. `base`: the file's folder.
 
     Data with a hash stays as it is, as in a stored config: the files may be gone by then. Without `hashes`, the files
-    are looked at, and not read. Raises ConfigError with the faults of all inputs.
+    are looked at, and not read. The local backend reads in place, by the plain path. Raises ConfigError with the faults
+    of all inputs.
     """
     facts, inputs = traits(config.backend), dict(config.inputs)
-    if not facts.data_place:
-        return config, []
+    if not facts.data_place:  # the files of today must be the files with the hash
+        for name, uri in inputs.items():
+            inputs[name] = addresses.path_of(uri)
+            if inputs[name] != uri:
+                as_submitted(base, name, uri)
+        return config.model_copy(update={"inputs": inputs}), []
     faults, notes, total = list[Fault](), list[str](), 0
     for name, uri in inputs.items():
         if not addresses.is_beside(uri) or addresses.PINNED.fullmatch(uri):
@@ -89,7 +96,8 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
             elif not faults:
                 shown = f"{uri.rstrip('/')}{'/' * (not data.is_file)}"
                 inputs[name] = f"{shown}@sha256:{data.digest() if hashes else '0' * 64}"
-                notes.append(f"inputs.{name}: {shown} goes along: {_cost(data, facts)}")
+                once = "; the code is sent without it" if _in_code(config, base, uri) else ""
+                notes.append(f"inputs.{name}: {shown} goes along: {_cost(data, facts)}{once}")
         except ConfigError as error:
             faults += [replace(fault, key=f"inputs.{name}") for fault in error.faults]
         except OSError as error:
@@ -152,15 +160,15 @@ def changed(name: str, file: str) -> ConfigError:
 
 def outside_code(config: JobConfig, base: Path) -> list[str]:
     """Return patterns of `code.exclude` for data that goes along: it is not shipped with the code again."""
-    code, patterns = (base / config.code.dir).resolve(), []
-    for uri in config.inputs.values() if traits(config.backend).data_place else ():
-        path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
-        if addresses.is_beside(uri) and path != code and path.is_relative_to(code):
-            escaped = "".join(
-                f"\\{each}" if each in "\\*?[]!# " else each for each in path.relative_to(code).as_posix()
-            )
-            patterns.append(f"/{escaped}")
-    return patterns
+    found = (_in_code(config, base, uri) for uri in config.inputs.values())
+    return [f"/{re.sub(_SPECIAL, _ESCAPED, path)}" for path in found if path]
+
+
+def _in_code(config: JobConfig, base: Path, uri: str) -> str:
+    """Return the path below the code folder of data that goes along, empty for other data."""
+    code, path = (base / config.code.dir).resolve(), Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
+    is_inside = addresses.is_beside(uri) and path != code and path.is_relative_to(code)
+    return path.relative_to(code).as_posix() if is_inside and traits(config.backend).data_place else ""
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -82,7 +82,11 @@ def prepare(
     from ..config.codenotes import notes_of
 
     require_whole(config.backend)
-    config, along = local_data.pinned(config, config_file.parent)
+    try:
+        config, along = local_data.pinned(config, config_file.parent)
+    except ConfigError:
+        require_a_plan(config, config_file)  # raises it with all other faults
+        raise
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)

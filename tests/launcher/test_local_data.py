@@ -49,6 +49,7 @@ def test_plan_says_what_goes_along(cli: Any, folder: Path, backend: str) -> None
     assert "inputs.train: ./data/ goes along: 2 files, 3.0 kB, copied once to" in shown
     assert ("less than 0.01 USD a month" in shown) == (backend in MACHINES)
     assert "code: 2 files" in shown
+    assert "the code is sent without it" in shown
     assert cli.ok("plan", *options(backend), cwd=folder).stdout.count("code: 4 files") == 1
     assert cli.ok("validate", *plan[1:], cwd=folder).code == 0
     digest = local_data.found(folder / "data").digest()
@@ -240,6 +241,26 @@ def test_place_keeps_file_and_folder_apart(uri: str, place: str, is_file: bool) 
     assert addresses.placed("s3://b/p", uri) == place
     assert addresses.is_file(place) == is_file
     assert addresses.path_of(uri) == uri.partition("@")[0]
+
+
+def test_missing_data_are_reported_with_the_other_faults(cli: Any, folder: Path) -> None:
+    """The plan, too, names the machine that is missing, the secret and the data in one go."""
+    (folder / "data" / ".env").write_text("A=1")
+    wanted = ("--backend", "sagemaker", "--set", "inputs={a: nodata, b: data, c: /x}")
+    for command in ("plan", "validate", "submit"):
+        done = cli(command, *wanted, cwd=folder, env={"COLUMNS": "500"})
+        for said in ("which machines", "no file or folder", "`.env` looks like a secret", "`/x` is elsewhere"):
+            assert said in done.stderr, (command, done.stderr)
+
+
+def test_hash_of_another_backend_holds_on_this_machine(cli: Any, folder: Path) -> None:
+    """A stored config, or one of `best`, runs here with the same data, and not with others."""
+    pinned = f"data/@sha256:{local_data.found(folder / 'data').digest()}"
+    shown = cli.ok("submit", "--dry-run", "--set", f"inputs.train={pinned}", cwd=folder).json
+    assert shown["inputs"] == {"train": "data/"}
+    (folder / "data" / "new").touch()
+    done = cli("plan", "--set", f"inputs.train={pinned}", cwd=folder)
+    assert (done.code, "has changed since" in done.stderr) == (3, True)
 
 
 def test_changed_data_are_not_sent_under_the_old_hash(folder: Path) -> None:
