@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LEFT_OUT = {".git", ".DS_Store", "__pycache__"}  # no data
 NAME_BYTES = 900  # of a file below the folder: an object's name has at most 1024, with prefix and hash
 UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
+WRITE_USD = 5e-6  # of a file into a bucket: S3 and Cloud Storage, list prices of 2025; Azure is close
 GB = 1_000_000_000
 _SPECIAL, _ESCAPED = re.compile(r"[\\*?\[\]!# ]"), r"\\\g<0>"  # in a pattern of an ignore file
 
@@ -234,7 +235,8 @@ def _cost(data: LocalData, facts: BackendTraits) -> str:
     size, seconds = data.bytes, round(data.bytes / UPLINK_BYTES_S)
     words = f"{size / GB:.1f} GB" if size >= GB else size_words(size)
     takes = f", about {span(seconds)} at 100 Mbit/s" if seconds else ""
-    monthly = size / GB * facts.data_usd
+    monthly, writes = size / GB * facts.data_usd, len(data.sizes) * WRITE_USD
     costs = f"; there it costs about {monthly:.2g} USD a month" if monthly >= 0.005 else ""
     costs = "; there it costs less than 0.01 USD a month" if facts.data_usd and not costs else costs
+    costs += f", and the files cost about {writes:.2g} USD to write" if costs and writes >= 0.005 else ""
     return f"{counted(len(data.sizes), 'file')}, {words}, copied once to {facts.data_place}{takes}{costs}"
