@@ -102,8 +102,12 @@ class JobFolder:
 
                 def upload(each: str) -> None:
                     path = data.folder / each
-                    store.put(path, f"{digest}/{each}")
-                    if foreign.sha256_of(path) != hashes[each]:  # read after the upload: a change before counts, too
+                    try:
+                        store.put(path, f"{digest}/{each}")
+                        is_same = foreign.sha256_of(path) == hashes[each]  # after the upload: also a change before
+                    except FileNotFoundError:
+                        is_same = False
+                    if not is_same:
                         store.delete(f"{digest}/{each}")
                         raise local_data.changed(name, each)
                     sent(data.sizes[each])

@@ -295,9 +295,9 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
         if name in (CODE, JOB):
             hint = "call it otherwise"
             yield Fault(f"the channel `{name}` is cloudtrain's own", key=f"inputs.{name}", hint=hint)
-    for key, uri in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
-        if uri is not None and (wrong := addresses.in_bucket(uri, "s3")):
-            yield Fault(wrong[0] or f"SageMaker writes to S3, and `{uri}` is elsewhere", key=key, hint=wrong[1])
+    for key, place in (("checkpoint.uri", config.checkpoint.uri), ("outputs", _output(config))):
+        if place is not None and (wrong := addresses.in_bucket(place, "s3")):
+            yield Fault(wrong[0] or f"SageMaker writes to S3, and `{place}` is elsewhere", key=key, hint=wrong[1])
 
 
 def _output(config: JobConfig) -> str | None:

@@ -17,7 +17,7 @@ from typing import Any
 from ..backend_table import BUILT_IN
 from ..config.schema import JobConfig
 from ..errors import ConfigError, Fault
-from ..planning import bundle, search_spec
+from ..planning import bundle, local_data, search_spec
 from ..planning.prepare import Prepared
 from ..store.database import Database
 from ..store.home import where
@@ -45,7 +45,8 @@ class Proof:
 def files_of(prepared: Prepared) -> dict[str, str]:
     """Return a hash of each file of the code folder, for `store`."""
     folder = prepared.config_file.parent / prepared.config.code.dir
-    return bundle.digests(folder, prepared.config.code.exclude, prepared.config_file)
+    along = local_data.outside_code(prepared.config, prepared.config_file.parent)
+    return bundle.digests(folder, (*prepared.config.code.exclude, *along), prepared.config_file)
 
 
 def store(database: Database, code_sha256: str, config: JobConfig, words: str, files: Mapping[str, str]) -> None:

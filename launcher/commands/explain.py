@@ -48,11 +48,11 @@ def type_name(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """Return a type in words: `list of text`, `ddp | fsdp`, `duration`."""
     from ..config.kinds import Kind, Shorthand
 
+    if shorthand := next((item.name for item in metadata if isinstance(item, Shorthand)), ""):
+        return f"{type_name(annotation, tuple(m for m in metadata if not isinstance(m, Shorthand)))} or {shorthand}"
     kind = next((item for item in metadata if isinstance(item, Kind)), None)
     if kind is not None:
         return kind.name
-    if shorthand := next((item.name for item in metadata if isinstance(item, Shorthand)), ""):
-        return f"{type_name(annotation, tuple(m for m in metadata if not isinstance(m, Shorthand)))} or {shorthand}"
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return type_name(args[0], args[1:])

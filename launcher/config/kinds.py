@@ -121,12 +121,6 @@ def _text(value: object) -> str:
     return value
 
 
-def _place(value: object) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError("a path or address, or a mapping of backends to these")
-    return value
-
-
 def _relative_path(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError("a path below `code.dir`")
@@ -216,10 +210,9 @@ CheckpointChoice = Annotated[
 # Text that may be written as an unquoted number or boolean: the value is the text as written.
 Written = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Text = Annotated[str, Kind("text", _text, {"type": "string", "minLength": 1})]
+_PLACES = {"type": "object", "additionalProperties": {"minLength": 1}}
+Place = Annotated[Text, Shorthand("mapping by backend", lambda place: place, _PLACES)]
 Arguments = Annotated[Many[Written], Shorthand("mapping or text", argv, _ARGUMENTS)]
-_SOME_TEXT = {"type": "string", "minLength": 1}
-_PLACES = {"anyOf": [_SOME_TEXT, {"type": "object", "minProperties": 1, "additionalProperties": _SOME_TEXT}]}
-Place = Annotated[str, Kind("text or mapping by backend", _place, _PLACES)]
 
 _NAME = "[a-z0-9][a-z0-9-]{0,40}"
 # As the argument JOB of a command, `last` means the newest job.

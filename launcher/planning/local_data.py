@@ -25,7 +25,7 @@ from ..errors import ConfigError, Fault, refuse
 from ..text import addresses
 from .bundle import size_words
 from .secret_files import Secrets
-from .shipped import MOST_FAULTS
+from .shipped import refuse_files
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -89,7 +89,7 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
         if not addresses.is_beside(uri) or addresses.PINNED.fullmatch(uri):
             continue
         try:
-            data = found(base / uri)
+            data = data_at(base / uri)
             total += data.bytes
             faults += [replace(fault, key=f"inputs.{name}") for fault in _faults(data, uri, config.code.exclude)]
             if total > config.code.max_data_gb * GB:
@@ -102,12 +102,13 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
         except ConfigError as error:
             faults += [replace(fault, key=f"inputs.{name}") for fault in error.faults]
         except OSError as error:
-            faults.append(_unreadable(uri, error, f"inputs.{name}"))
+            message = f"`{error.filename or uri}` cannot be read: {error.strerror}"
+            faults.append(Fault(message, f"inputs.{name}", hint="change its mode"))
     refuse(faults)
     return config.model_copy(update={"inputs": inputs}), notes
 
 
-def found(path: Path) -> LocalData:
+def data_at(path: Path) -> LocalData:
     """Return the files at the path. Raises ConfigError with all faults of files, OSError."""
     if not path.exists():
         names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
@@ -115,22 +116,16 @@ def found(path: Path) -> LocalData:
         near = f"did you mean `{close[0]}`? " if close else ""
         hint = f"{near}a relative path is beside the config file, an absolute path on the machine that runs the job"
         raise ConfigError([Fault(f"there is no file or folder {path}", hint=hint)])
+    if not path.is_dir():  # a link, too, by its own name
+        refuse(_why_not(path, path.resolve().parent, path.name))
+        return LocalData(path.parent, True, {path.name: path.stat().st_size})
     path = path.resolve()
-    if not path.is_dir():
-        return LocalData(path.parent, True, {path.name: _size(path, path.parent, path.name)})
-    names, faults, sizes = list(_names(path)), list[Fault](), dict[str, int]()
-    for name in names:
-        try:
-            sizes[name] = _size(path / name, path, name)
-        except ConfigError as error:
-            faults += error.faults
-    if len(faults) > MOST_FAULTS:
-        message = f"{len(faults) - MOST_FAULTS} more files cannot go along"
-        faults[MOST_FAULTS:] = [Fault(message, hint="name a folder that holds only the data")]
+    names = list(_names(path))
+    faults = [fault for name in names for fault in _why_not(path / name, path, name)]
     if not names:
         faults.append(Fault(f"there is no file in {path}", hint="an empty folder cannot go along"))
-    refuse(faults)
-    return LocalData(path, False, sizes)
+    refuse_files(faults, only="the data")
+    return LocalData(path, False, {name: (path / name).stat().st_size for name in names})
 
 
 def places_here(config: JobConfig, base: Path) -> dict[str, Path]:
@@ -143,7 +138,7 @@ def as_submitted(base: Path, name: str, uri: str) -> tuple[LocalData, dict[str, 
     """Return the files of an input with a hash, and the files' own hashes. Raises ConfigError if the files differ."""
     where, hint = addresses.path_of(uri), f"--set inputs.{name}={addresses.path_of(uri)} takes the data of today"
     try:
-        data = found(base / where)
+        data = data_at(base / where)
         hashes = data.hashes()
         if uri.endswith(f":{foreign.sha256_of_names(hashes)}") and data.is_file is not where.endswith("/"):
             return data, hashes
@@ -186,28 +181,27 @@ def _names(folder: Path) -> Iterator[str]:
             yield name if below == "." else f"{below}/{name}"
 
 
-def _size(path: Path, top: Path, name: str) -> int:
-    """Return a file's size; a link counts as the file that it points to. Raises ConfigError."""
-    message, hint = "", "take it out of the folder, or name another folder"
+def _why_not(path: Path, top: Path, name: str) -> Iterator[Fault]:
+    """Yield the fault of a file that cannot go along; a link counts as the file that it points to."""
+    copy, why = "copy what it points to: cp -rL", ("", "")
     try:
-        target, about = path.resolve(strict=True), path.stat()
-        if not target.is_relative_to(top):
-            message, hint = "is a link that points outside the folder", "copy what it points to: cp -rL"
-        elif stat.S_ISDIR(about.st_mode):
-            message, hint = "is a link to a folder", "copy what it points to: cp -rL"
-        elif not stat.S_ISREG(about.st_mode):
-            message = "is neither a file nor a folder"
+        mode = path.stat().st_mode
+        if path.is_symlink() and not path.resolve().is_relative_to(top):
+            why = "is a link that points outside the folder", copy
+        elif stat.S_ISDIR(mode):
+            why = "is a link to a folder", copy
+        elif not stat.S_ISREG(mode):
+            why = "is neither a file nor a folder", "take it out of the folder, or name another folder"
         elif not os.access(path, os.R_OK):
-            message, hint = "cannot be read", "change its mode"
+            why = "cannot be read", "change its mode"
         elif not foreign.is_inside(name) or not name.isprintable():
-            message, hint = "has a name with characters that no bucket keeps", "rename it"
+            why = "has a name with characters that no bucket keeps", "rename it"
         elif len(os.fsencode(name)) > NAME_BYTES:
-            message, hint = f"has a path of more than {NAME_BYTES} bytes", "rename it, or pack the folder"
+            why = f"has a path of more than {NAME_BYTES} bytes", "rename it, or pack the folder"
     except (OSError, RuntimeError) as error:  # RuntimeError: a link to itself, before Python 3.13
-        message = f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    if message:
-        raise ConfigError([Fault(f"`{name}` {message}", hint=hint)])
-    return about.st_size
+        why = f"cannot be read: {getattr(error, 'strerror', None) or error}", "take it out of the folder"
+    if why[0]:
+        yield Fault(f"`{name}` {why[0]}", hint=why[1])
 
 
 def _faults(data: LocalData, uri: str, exclude: Iterable[str]) -> Iterator[Fault]:
@@ -225,10 +219,6 @@ def _too_large(config: JobConfig, facts: BackendTraits, name: str, uri: str, tot
     command = facts.data_copy.format(path=shlex.quote(uri.rstrip("/")), name=name)
     hint = f"copy it once by `{command}` and write that place, or raise code.max_data_gb"
     return Fault(f"{message} of code.max_data_gb", f"inputs.{name}", hint=hint)
-
-
-def _unreadable(uri: str, error: OSError, key: str) -> Fault:
-    return Fault(f"`{error.filename or uri}` cannot be read: {error.strerror}", key, hint="change its mode")
 
 
 def _cost(data: LocalData, facts: BackendTraits) -> str:

@@ -136,12 +136,16 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
             yield Fault(message, key, hint="data comes by `inputs`" if is_data else hint, is_warning=is_data)
 
 
-def refuse_files(faults: Iterable[Fault], more: Iterable[Fault] = ()) -> None:
+def refuse_files(
+    faults: Iterable[Fault],
+    more: Iterable[Fault] = (),
+    only: str = "the code: code.dir, or the place of the config",
+) -> None:
     """Raise ConfigError if there are faults, with the first faults of files and their number."""
     faults = list(faults)
     if len(faults) > MOST_FAULTS:
         message = f"{len(faults) - MOST_FAULTS} more files cannot be shipped"
-        hint = "name a folder that holds only the code: code.dir, or the place of the config"
+        hint = f"name a folder that holds only {only}"
         faults[MOST_FAULTS:] = [Fault(message, key="code.dir", hint=hint)]
     refuse([*faults, *more])
 

@@ -42,7 +42,7 @@ def base(tmp_path: Path) -> Path:
 
 def pinned(base: Path) -> str:
     """Return the input with the hash of its files."""
-    return f"data/@sha256:{local_data.found(base / 'data').digest()}"
+    return f"data/@sha256:{local_data.data_at(base / 'data').digest()}"
 
 
 # -- buckets ---------------------------------------------------------------------------------------------------------
@@ -107,6 +107,8 @@ class _ChangingStore(FolderStore):
         self._source, self._when = source, when
 
     def put(self, source: Path | bytes, name: str) -> None:
+        if self._when == "gone" and source == self._source:
+            self._source.unlink()
         if self._when == "before" and source == self._source:
             self._source.write_text("y" * 3000)
         super().put(source, name)
@@ -117,7 +119,7 @@ class _ChangingStore(FolderStore):
             raise ConnectionError("the network is gone")
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", "after", "gone"])
 def test_data_that_change_while_they_are_uploaded_are_refused(base: Path, tmp_path: Path, when: str) -> None:
     """The job never reads a mixture: the changed file and the list of the files are not in the bucket."""
     (tmp_path / "store").mkdir()

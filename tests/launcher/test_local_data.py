@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_plan_says_what_goes_along(cli: Any, folder: Path, backend: str) -> None
     assert "the code is sent without it" in shown
     assert cli.ok("plan", *options(backend), cwd=folder).stdout.count("code: 4 files") == 1
     assert cli.ok("validate", *plan[1:], cwd=folder).code == 0
-    digest = local_data.found(folder / "data").digest()
+    digest = local_data.data_at(folder / "data").digest()
     cli.ok("submit", "--dry-run", "-o", "out", *plan[1:], cwd=folder)
     written = "".join(path.read_text() for path in (folder / "out").iterdir() if path.is_file())
     assert f"data/{digest}/" in written or f"./data/@sha256:{digest}" in written
@@ -77,7 +78,7 @@ def test_hash_is_of_names_and_contents(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / name).write_text(text)
         os.utime(tmp_path / str(number) / name, (number, number))
-        digests.append(local_data.found(tmp_path / str(number)).digest())
+        digests.append(local_data.data_at(tmp_path / str(number)).digest())
     assert digests[0] == digests[1]
     assert len({*digests}) == 3
 
@@ -135,8 +136,27 @@ def test_link_inside_the_folder_is_its_file(folder: Path) -> None:
     """A link within the data goes along as the file that it points to."""
     (folder / "data" / "link").symlink_to("sub/b.txt")
     (folder / "data" / ".DS_Store").touch()
-    data = local_data.found(folder / "data")
+    data = local_data.data_at(folder / "data")
     assert data.sizes == {"a.bin": 3000, "link": 1, "sub/b.txt": 1}
+
+
+def test_single_file_keeps_its_own_name(folder: Path) -> None:
+    """A link to a file elsewhere, named as an input itself, goes along by the link's name."""
+    (folder / "one.csv").symlink_to("data/a.bin")
+    data = local_data.data_at(folder / "one.csv")
+    assert (data.sizes, data.is_file, data.folder) == ({"one.csv": 3000}, True, folder)
+
+
+def test_examples_of_the_page_run_on_all_backends(cli: Any, folder: Path) -> None:
+    """The configs of docs/data.md are valid on each backend that they name."""
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    (folder / "train.py").write_text("print(1)\n")
+    blocks = re.findall(r"```yaml\n(name.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    for text in blocks:
+        (folder / "page.yaml").write_text(text + BLOCKS)
+        for backend in BUILT_IN if "local: " not in text else ("local", "ssh", "sagemaker", "vertex"):
+            cli.ok("validate", "page.yaml", *options(backend), cwd=folder)
 
 
 def test_permitted_secret_goes_along(cli: Any, folder: Path) -> None:
@@ -199,11 +219,11 @@ def test_input_has_a_place_for_each_backend(cli: Any, folder: Path, backend: str
         ("{loca: data, ssh: /data}", "did you mean `local`?"),
         ('{aws: "s3://b/x/", local: data}', "did you mean `sagemaker`?"),
         ("{default: data}", "unknown backend `default`"),
-        ("{local: 5}", "expected a path or address"),
-        ("{local: [data]}", "expected a path or address"),
-        ("{local: null}", "expected a path or address"),
-        ("{}", "expected a path or address, or a mapping of backends to these"),
-        ("[data]", "expected a path or address, or a mapping of backends to these"),
+        ("{local: 5}", "expected text"),
+        ("{local: [data]}", "expected text"),
+        ("{local: null}", "expected text"),
+        ("{}", "expected text"),
+        ("[data]", "expected text"),
         ('{local: data, sagemaker: "s3://b/*.csv"}', "is a pattern"),
         ('{local: data, sagemaker: "a\\\\b"}', "is a path of Windows"),
     ],
@@ -255,7 +275,7 @@ def test_missing_data_are_reported_with_the_other_faults(cli: Any, folder: Path)
 
 def test_hash_of_another_backend_holds_on_this_machine(cli: Any, folder: Path) -> None:
     """A stored config, or one of `best`, runs here with the same data, and not with others."""
-    pinned = f"data/@sha256:{local_data.found(folder / 'data').digest()}"
+    pinned = f"data/@sha256:{local_data.data_at(folder / 'data').digest()}"
     shown = cli.ok("submit", "--dry-run", "--set", f"inputs.train={pinned}", cwd=folder).json
     assert shown["inputs"] == {"train": "data/"}
     (folder / "data" / "new").touch()
@@ -265,7 +285,7 @@ def test_hash_of_another_backend_holds_on_this_machine(cli: Any, folder: Path) -
 
 def test_changed_data_are_not_sent_under_the_old_hash(folder: Path) -> None:
     """After the submit was prepared a change is refused, with the command that takes today's data."""
-    pinned = f"data/@sha256:{local_data.found(folder / 'data').digest()}"
+    pinned = f"data/@sha256:{local_data.data_at(folder / 'data').digest()}"
     assert local_data.as_submitted(folder, "train", pinned)[0].bytes == 3001
     (folder / "data" / "a.bin").write_bytes(b"y" * 3000)
     with pytest.raises(ConfigError, match="has changed since the submit was prepared") as caught:
