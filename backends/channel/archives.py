@@ -156,7 +156,8 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
 def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:
     """Return whether the host keeps the archive; False if the archive arrived damaged, or the channel was reopened."""
     asked = _asked(bundle)
-    changed = _changed(fleet, bundle, host) if bundle.bytes > RSYNC_BYTES and not arrived else ""
+    has_older = bundle.what == Bundle.what  # archives of data do not stay
+    changed = _changed(fleet, bundle, host) if has_older and bundle.bytes > RSYNC_BYTES and not arrived else ""
     if changed and fleet.call(host, "files.keep", {**asked, "changed": changed}, limit_s=LIMIT_S)["kept"]:
         return True
     label = f"{bundle.what} to {host.name}"

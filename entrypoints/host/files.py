@@ -237,7 +237,8 @@ def _check_room(folder: Path, needed: int) -> None:
 
 def _no_room(folder: Path, needed: int) -> Refused:
     where = f"{folder} has {shutil.disk_usage(folder).free / 1e6:.0f} MB left"
-    return Refused(f"the code does not fit: {where}, {needed / 1e6:.0f} MB are needed; make room, or set ssh.workdir")
+    wanted = f"{needed / 1e6:.0f} MB are needed; make room, or set ssh.workdir"
+    return Refused(f"the archive of code or data does not fit: {where}, {wanted}")
 
 
 def _running(workdir: Path, now_s: float) -> Iterator[float]:

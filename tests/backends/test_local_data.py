@@ -84,7 +84,7 @@ def put(double: Any, name: str, text: str) -> None:
 
 
 def test_bucket_gets_the_data_once(cli: Any, base: Path, cloud: tuple[str, Any]) -> None:
-    """An upload that was cut is continued, a second submit and a resume send nothing, also without the local files."""
+    """An upload that was cut is continued; a second submit sends nothing, by its hash also without the local files."""
     backend, double = cloud
     where = SETTINGS[backend].replace("role: ", "bucket: cloudtrain-tests, role: ")
     (base / "cloudtrain.yaml").write_text(f"name: j\nscript: loop.py\n{where}inputs: {{train: data}}\n")
@@ -95,8 +95,11 @@ def test_bucket_gets_the_data_once(cli: Any, base: Path, cloud: tuple[str, Any])
     assert "uploading 2 files, 0.0 kB, of inputs.train to" in first.stderr, first.stderr
     assert "; 1 file of an earlier upload stay" in first.stderr
     assert objects(double) == sorted([f"{digest}.json", *(f"{digest}/{name}" for name in FILES)])
-    second = cli.ok("submit", "-d", "-y", "--name", "two", cwd=base)
-    assert "uploading" not in second.stderr
+    text = pinned(base)
+    for name in ("two", "three"):
+        again = cli.ok("submit", "-d", "-y", "--name", name, "--set", f"inputs.train={text}", cwd=base)
+        assert "uploading" not in again.stderr
+        shutil.rmtree(base / "data", ignore_errors=True)
 
 
 class _ChangingStore(FolderStore):

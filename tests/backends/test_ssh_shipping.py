@@ -203,7 +203,9 @@ def test_full_disk_is_reported_before_the_upload(pair: Cluster, code: Callable[.
     """The message has the folder, the free space and the remedy; no file remains."""
     bundle = code(6)
     pair.hosts[0].resize("/data", 12)
-    with pytest.raises(CloudtrainError, match=r"h0: the code does not fit: /data/ct/cache has 1\d MB left, [67] MB"):
+    with pytest.raises(
+        CloudtrainError, match=r"h0: the archive of code or data does not fit: /data/ct/cache has 1\d MB left, [67] MB"
+    ):
         archives.ship(fleet(), bundle, seats(pair, 1, workdir="/data/ct"))
     assert [path for path in pair.hosts[0].path("/data/ct/cache").iterdir() if path.stat().st_size] == []
 
@@ -214,7 +216,7 @@ def test_disk_that_fills_up_during_the_upload_is_reported(pair: Cluster, code: C
     asked = archives._asked(bundle)
     fleet().call(hosts[0].host, "files.has", {**asked, "bytes": bundle.bytes})
     pair.hosts[0].path("/data/filler").write_bytes(bytes(56_000_000))
-    with pytest.raises(CloudtrainError, match="the code does not fit"):
+    with pytest.raises(CloudtrainError, match="the archive of code or data does not fit"):
         fleet().call(hosts[0].host, "files.put", {**asked, "offset": 0}, bundle.path.read_bytes())
     assert list(pair.hosts[0].path("/data/ct/cache").iterdir()) == []
 

@@ -206,6 +206,7 @@ def test_plan_compares_names_and_shapes(cli: Any, load: Callable[..., JobConfig]
         ("./w.safetensors", "", "(missing,", "on the node, before step 1: NameError: name 'missing' is not defined"),
         ("s3://bucket/export/", CLOUD, "", "names and shapes are compared at the submit"),
         ("./w.safetensors", "sweep: {space: {training.seed: [1, 2]}}\n", "", "each trial of a sweep has its own model"),
+        *(("./w.safetensors", place, "", "names and shapes of 2 weights fit the model") for place in (HOSTS, CLOUD)),
         ("/srv/w.safetensors", HOSTS, "", "on the node, before step 1: /srv/w.safetensors is a path on a host"),
     ],
 )

@@ -142,3 +142,23 @@ def test_width_comes_from_columns_or_the_terminal(monkeypatch: pytest.MonkeyPatc
         os.close(its)
     with Path(os.devnull).open("w") as nowhere:
         assert width(nowhere) is None
+
+
+@pytest.mark.parametrize(("term", "is_drawn"), [("xterm", True), ("dumb", False)])
+def test_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch, term: str, is_drawn: bool) -> None:
+    """The bar has the share, the bytes and the rate, and its line is empty at the end."""
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(terminal, "METER_S", -1.0)
+    mine, its = pty.openpty()
+    try:
+        with os.fdopen(os.dup(its), "w") as stream:
+            monkeypatch.setattr("sys.stderr", stream)
+            with terminal.meter("inputs.train", 4_000_000) as sent:
+                sent(1_000_000)
+            stream.write("end")
+        shown = os.read(mine, 4096).decode()
+    finally:
+        os.close(mine)
+        os.close(its)
+    assert ("inputs.train [#####...............] 1.0 of 4.0 MB" in shown) == is_drawn
+    assert shown.endswith("\r\x1b[Kend" if is_drawn else "end")
