@@ -282,7 +282,7 @@ READS = """
 import os
 from pathlib import Path
 folder = Path(os.environ["CLOUDTRAIN_INPUT_TRAIN"])
-values = [float(line) for line in (folder / "sub dir" / "values.txt").read_text().split()]
+values = [float(line) for line in (folder / "sub dir" / "ü +#%&.txt").read_text().split()]
 scale = float(Path(os.environ["CLOUDTRAIN_INPUT_ONE"]).read_text())
 """
 
@@ -292,7 +292,7 @@ def test_local_data_goes_along_to_equal_losses(backend: str, cli: Any, tmp_path:
     """One file with `inputs: {train: ./data}` trains the same on a backend as here; a second submit sends nothing."""
     folder = tmp_path / "project"
     (folder / "data" / "sub dir").mkdir(parents=True)
-    (folder / "data" / "sub dir" / "values.txt").write_text("\n".join(str(i % 7 / 7) for i in range(256)))
+    (folder / "data" / "sub dir" / "ü +#%&.txt").write_text("\n".join(str(i % 7 / 7) for i in range(256)))
     (folder / "data" / "empty").touch()
     (folder / "labels 1").write_text("0.5")
     text = TASK.replace("time.sleep(0.01)", "pass").replace("return x, x", "return x * values[i], scale * x")

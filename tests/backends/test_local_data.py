@@ -26,7 +26,7 @@ from doubles.sshhosts.cluster import Cluster
 from doubles.sshhosts.fleet import end, fleet, forget
 
 DAY_S = 86_400
-FILES = {"a.bin": "x" * 3000, "empty": "", "sub dir/b.txt": "bb"}
+FILES = {"a.bin": "x" * 3000, "empty": "", "sub dir/b.txt": "bb", "sub dir/ü +#%?&=;@.txt": "odd"}
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_bucket_gets_the_data_once(cli: Any, base: Path, cloud: tuple[str, Any])
     put(double, f"{digest}/a.bin", FILES["a.bin"])
     put(double, f"{digest}/sub dir/b.txt", "b")  # of another size
     first = cli.ok("submit", "-d", "-y", "--name", "one", cwd=base)
-    assert "uploading 2 files, 0.0 kB, of inputs.train to" in first.stderr, first.stderr
+    assert "uploading 3 files, 0.0 kB, of inputs.train to" in first.stderr, first.stderr
     assert "; 1 file of an earlier upload stay" in first.stderr
     assert objects(double) == sorted([f"{digest}.json", *(f"{digest}/{name}" for name in FILES)])
     text = pinned(base)
