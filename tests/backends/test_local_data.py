@@ -18,6 +18,9 @@ from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.backends.ssh.hosts_placement import Assignment
+from cloudtrain.entrypoints.errors import Refused
+from cloudtrain.entrypoints.host import datasets as host_datasets
+from cloudtrain.entrypoints.host.calls import Here
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.launcher.backend import Bundle, Shipment
 from cloudtrain.launcher.errors import ConfigError
@@ -250,3 +253,18 @@ def test_unused_data_are_removed_from_hosts(hosts: _Hosts, base: Path, home: Pat
     made |= {"folders": [], "links": {}, "owner": "me", "record": {}}
     fleet().call(hosts.seats[0].host, "verbs.make", made)
     assert [used.exists(), old.exists()] == [True, False]
+
+
+def test_second_host_of_a_shared_disk_finds_the_data(base: Path, home: Path, tmp_path: Path) -> None:
+    """The host that comes later needs no archive; an archive that is gone without the data is reported."""
+    here = Here(tmp_path / "work", "", 0o022, "h0")
+    (tmp_path / "work" / "cache").mkdir(parents=True)
+    shipment = Shipment(Bundle("0" * 64, base, 0, 0, 0), home, base, data={"train": pinned(base)})
+    with datasets._packed(shipment, "train") as archive:
+        shutil.copy(archive.path, tmp_path / "work" / "cache" / f"{archive.sha256}.tar.gz")
+    digest = pinned(base).rpartition(":")[2]
+    for _ in range(2):
+        host_datasets.unfold(here, sha256=archive.sha256, digest=digest)
+    assert host_datasets.there(here, digests=[digest, "0" * 64]) == {"kept": [digest]}
+    with pytest.raises(Refused, match="the data cannot be unpacked"):
+        host_datasets.unfold(here, sha256=archive.sha256, digest="0" * 64)
