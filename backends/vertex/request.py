@@ -34,7 +34,7 @@ from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import notes_of, places
+from cloudtrain.launcher.planning.request_rules import below, notes_of, places
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
@@ -86,8 +86,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     refuse(_impossible(config, choice))
     name, home = platform_name(job_id, attempt), f"{place.root}/jobs/{job_id}"
     order_uri, code_uri = f"{home}/attempt-{attempt}/{ORDER}", f"{place.root}/code/{bundle_sha256}/{BUNDLE}"
-    checkpoints = config.checkpoint.uri or config.checkpoint.mirror or f"{place.root}/checkpoints"
-    checkpoint_uri = f"{checkpoints.rstrip('/')}/{job_id}"
+    uri, default = config.checkpoint.uri or "", config.checkpoint.mirror or f"{place.root}/checkpoints"
+    checkpoint_uri = uri if uri.endswith(f"/{job_id}") else below(uri or default, job_id)
     output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
     order = container_order(
         plan,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import ConfigError, UsageError
+from ..planning.request_rules import shared_places
 from ..planning.search_spec import trial_config
 from ..store.registry import Registry
 from ..sweeps import overview
@@ -38,7 +39,7 @@ def command(sweep: str, output: Path | None, as_json: bool) -> int:
 
         if output.absolute() == Path(found.config_file):
             raise ConfigError("this is the file of the sweep", where=output, hint="choose another name")
-        config = trial_config(found.config, first["values"])
+        config = trial_config(shared_places(found.config, found.id), first["values"])
         data = config.model_dump(mode="json", exclude_defaults=True)
         try:
             output.write_text(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), encoding="utf-8")

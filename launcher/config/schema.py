@@ -361,7 +361,7 @@ class JobConfig(Section):
     )
     outputs: dict[InputName, Text] = key(
         {},
-        "Name -> uri; copied there from CLOUDTRAIN_OUTPUT_DIR/<name>. On SageMaker one, for all.",
+        "Name -> uri; copied to URI/JOB/ from CLOUDTRAIN_OUTPUT_DIR/<name>. On a cloud one, for all.",
         {"model": "s3://bucket/model"},
     )
     limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})

@@ -324,7 +324,12 @@ class Checkpoint(Section):
         "s3://bucket/mirror",
         "https://acc.blob.core.windows.net/ckpt/mirror",
     )
-    uri: Text | None = key(None, "Where they go. Default: a place of the backend's, by job name.", "s3://bucket/ckpt")
+    uri: Text | None = key(
+        None,
+        "Where they go: each job has URI/JOB/, on every backend, and no other job reads from there. To start from "
+        "another job's weights: init_from. Default: a place of the backend's, by job name.",
+        "s3://bucket/ckpt",
+    )
     resume: Text = key(
         "auto",
         "auto: resume from this job's newest; never: from the start; or a checkpoint's path.",

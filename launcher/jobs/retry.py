@@ -19,6 +19,7 @@ from ..backend import Bundle
 from ..errors import PASSING, CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
 from ..metering.meter import spent_at_worst_micro
 from ..money.forecast import budget_micro, newest_save
+from ..planning.request_rules import own_places
 from ..planning.search_spec import fixed, search_of
 from ..store import sweeps
 from ..text.terminal import say
@@ -98,6 +99,7 @@ def prepare_next(
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    config = own_places(config, job.id, job.config)
     if job.config.get("sweep"):
         _require_same_search(job, config)
     shipped = None if update_code else _shipped(job)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..backend_table import names
+from ..planning.request_rules import shared_places
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -37,7 +38,7 @@ def shown(job: Job, *, set_only: bool = False) -> dict[str, Any]:
     others = {*names(), "notify"} - {job.backend}
     config = {
         key: value if key == "secrets" else _open(value, is_secret=_is_secret(key))
-        for key, value in job.config.items()
+        for key, value in shared_places(job.config, job.id).items()
         if key not in others
     }
     if job.asked.notify:

@@ -22,6 +22,7 @@ from ..job import Attempt, Job, State
 from ..money import budget_preview, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject
 from ..planning.prepare import Prepared
+from ..planning.request_rules import own_places
 from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text import addresses
@@ -46,7 +47,6 @@ def send(
     for the worst case, and the errors of the backend.
     """
     config = prepared.config
-    whole = config.model_dump(mode="json")
     secrets = _secrets(config, environ)
     known = None if key is None else registry.with_key(key)
     if known is not None:
@@ -55,13 +55,14 @@ def send(
         _require_ready(registry, prepared)
 
     def make(job_id: str, number: int) -> Job:
-        request = prepared.backend.request(prepared.plan, config, job_id, number, prepared.bundle.sha256)
+        sent = own_places(config, job_id)
+        request = prepared.backend.request(prepared.plan, sent, job_id, number, prepared.bundle.sha256)
         job = Job(
             id=job_id,
             name=config.name,
             backend=config.backend,
             created_s=time.time(),
-            config=whole,
+            config=sent.model_dump(mode="json"),
             config_file=str(prepared.config_file.absolute()),
             bundle=prepared.bundle.dump(),
             attempt=_intent(job_id, number, prepared, request),

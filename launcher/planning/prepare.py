@@ -22,6 +22,7 @@ from . import local_data, plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
+from .request_rules import own_places
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -100,6 +101,8 @@ def prepare(
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     checked = _checked(backend, config, plan, request)
     refuse(fault for fault in checked if not fault.is_warning)
+    if (own_config := own_places(config, f"{config.name}-{DRY_SUFFIX}")) != config:  # faults name the places as written
+        request = backend.request(plan, own_config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
     own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder, plan.ranks))
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()

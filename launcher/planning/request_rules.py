@@ -23,9 +23,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import Fault
+
+if TYPE_CHECKING:
+    from cloudtrain.entrypoints.contract import JobSpec
+
+    from ..config.schema import JobConfig
 
 Found = tuple[str, str, bool]  # path in the request, message, whether only a warning
 Rule = str | dict[str, Any]
@@ -114,6 +119,42 @@ def places(checkpoint: str | None, inputs: Mapping[str, str], outputs: Mapping[s
     found = {f"inputs.{name}": uri for name, uri in inputs.items()}
     found |= {f"outputs.{name}": uri for name, uri in outputs.items()}
     return {"checkpoint.uri": checkpoint, **found}
+
+
+def own_places(config: JobConfig, job_id: str, before: Mapping[str, Any] | None = None) -> JobConfig:
+    """Return the config with a place of the job's own, URI/JOB, in `checkpoint.uri` and in each of `outputs`.
+
+    So no two jobs of a config file share a folder. `before`: the job's stored config, whose places stay as they are: in
+    a job of an older version, they may lack the job's id.
+    """
+    stored = before or {}
+    kept = {(stored.get("checkpoint") or {}).get("uri"), *(stored.get("outputs") or {}).values()}
+    uri = config.checkpoint.uri
+    checkpoint = {} if uri is None or uri in kept else {"uri": below(uri, job_id)}
+    outputs = {name: uri if uri in kept else below(uri, job_id) for name, uri in config.outputs.items()}
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update=checkpoint), "outputs": outputs})
+
+
+def shared_places(config: Mapping[str, Any], job_id: str) -> dict[str, Any]:
+    """Return the job's stored config with the places as the config file has them: for people, and for other jobs."""
+    found = dict(config)
+    for name in ("checkpoint", "outputs"):
+        if isinstance(block := config.get(name), dict):
+            keys = ["uri"] if name == "checkpoint" else [*block]
+            uris = {key: block[key] for key in keys if isinstance(block.get(key), str)}
+            found[name] = {**block, **{key: uri.removesuffix(f"/{job_id}") for key, uri in uris.items()}}
+    return found
+
+
+def own_mirror(job: JobSpec) -> str:
+    """Return the job's folder below a mirror that is a folder; empty for a store, and without a mirror."""
+    folder = (job.checkpoint.mirror or "").removeprefix("file://")
+    return below(folder, job.job) if folder.startswith("/") else ""
+
+
+def below(uri: str, job_id: str) -> str:
+    """Return the address of the job's folder below the URI or path."""
+    return f"{uri.rstrip('/')}/{job_id}"
 
 
 def key_of(path: str, keys: Mapping[str, str], other: str) -> str:

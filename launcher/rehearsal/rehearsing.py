@@ -27,6 +27,7 @@ from ..errors import ConfigError, UsageError
 from ..plan import Plan
 from ..planning import local_data
 from ..planning.prepare import Prepared
+from ..planning.request_rules import own_places
 from ..text.extras import install
 from . import judging, sandbox, starts
 from .judging import Verdict
@@ -225,7 +226,8 @@ def _start(
     request = prepared.request
     if number > 1 and work.laid_out.sends_again:
         job = request.name.rpartition("-")[0]
-        request = prepared.backend.request(prepared.plan, prepared.config, job, number, prepared.bundle.sha256)
+        config = own_places(prepared.config, job)
+        request = prepared.backend.request(prepared.plan, config, job, number, prepared.bundle.sha256)
     variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
     tried: dict[str, object] = {"hold_at": hold_at, "leave_at": leave_at}
     # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in a real run.

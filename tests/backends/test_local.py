@@ -343,14 +343,14 @@ def test_files_written_next_to_the_script_stay(cli: Any, project: Callable[..., 
 
 @pytest.mark.slow
 def test_module_with_its_own_output_folder(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
-    """`module:` runs as `python -m`, and `outputs:` go to the folders of the config."""
+    """`module:` runs as `python -m`, and `outputs:` go to the job's folders below the config's."""
     folder = project()
     (folder / "pkg").mkdir()
     text = "import os; open(os.environ['CLOUDTRAIN_OUTPUT_DIR'] + '/model/w', 'w').write(__name__)"
     (folder / "pkg" / "go.py").write_text(text)
     (folder / "cloudtrain.yaml").write_text(f"name: mod\nmodule: pkg.go\noutputs: {{model: {tmp_path}/kept}}\n")
     assert cli("submit", cwd=folder).code == 0
-    assert (tmp_path / "kept" / "w").read_text() == "__main__"
+    assert [path.read_text() for path in tmp_path.glob("kept/mod-*/w")] == ["__main__"]
 
 
 def test_plan_counts_the_threads_of_other_local_jobs(cli: Any, project: Callable[..., Path], tmp_path: Path) -> None:
