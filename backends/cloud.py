@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cloudtrain.entrypoints.errors import HELD
 from cloudtrain.launcher.backend import (
     Check,
     Chosen,
@@ -203,13 +204,26 @@ def misnamed(name: str, what: str, known: Iterable[str], examples: str, key: str
 def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") -> Iterator[Fault]:
     """Yield a fault for a resume from a foreign checkpoint, and for several places of outputs: no cloud has either."""
     if config.checkpoint.resume not in ("auto", "never"):
-        hint = "leave `resume: auto`; another job's weights can come in by `inputs`, for model(params) to load"
+        hint = "leave `resume: auto`; `init_from` starts from another job's weights, as `init_from: {job: NAME}`"
         message = f"on {vendor} a job resumes only from its own checkpoints"
         yield Fault(message, key="checkpoint.resume", hint=hint)
     if len(config.outputs) > 1:
         names = ", ".join(config.outputs)
         hint = "keep one: what the job writes below CLOUDTRAIN_OUTPUT_DIR goes there"
         yield Fault(f"{outputs_of} has one place for outputs, not {names}", key="outputs", hint=hint)
+
+
+def require_empty(used: Callable[..., Iterable[str]], name: str, *places: str | None) -> None:
+    """Raise ConfigError if a place of a job's first attempt `name` holds files. Places that cannot be read pass.
+
+    `used(uri, doing, use)` is the backend's `files.used`.
+    """
+    for uri in filter(None, places) if name.endswith("-1") else ():
+        names: Iterable[str] = ()
+        with suppress(CloudtrainError):
+            names = used(uri, f"list {uri}", lambda files, uri=uri: files.open_at(uri).names(""))
+        if names:
+            raise ConfigError(HELD.format(uri))
 
 
 def tried(

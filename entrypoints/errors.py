@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+HELD = (  # a place of a new job
+    "{} holds files of another job: choose another --name or place; `cloudtrain resume` continues the other job, "
+    "`init_from` takes the weights"
+)
+
 
 class TaskError(Exception):
     """The task file or the settings are wrong: a retry changes nothing, and the message says how to fix the error."""

@@ -22,7 +22,7 @@ from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..cloud import as_faults, found_attempt
+from ..cloud import as_faults, found_attempt, require_empty
 from ..http import object_in
 from ..job_folder import JobFolder
 from . import api, files, machine_cluster, status
@@ -68,6 +68,7 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
         _send_data(azure, plan, request, shipment)
         inputs = {name: each for name, each in request.body.get("inputs", {}).items() if isinstance(each, Mapping)}
         refuse(as_faults(files.look(access, name, each) for name, each in inputs.items()))
+        require_empty(partial(files.used, azure, plan), request.name, plan.checkpoint_uri, plan.output_uri)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:
             sent["vault"] = vault_url(access, request.name)

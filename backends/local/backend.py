@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
-from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STATE
+from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STATE, JobSpec
 from cloudtrain.launcher.backend import (
     Capacity,
     Check,
@@ -19,6 +19,7 @@ from cloudtrain.launcher.backend import (
     Cursor,
     FoundAttempt,
     JobRef,
+    LeftFiles,
     LogPage,
     Pace,
     Request,
@@ -27,6 +28,7 @@ from cloudtrain.launcher.backend import (
     Terms,
 )
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
@@ -34,7 +36,7 @@ from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_age
 from .records import LocalRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
@@ -67,13 +69,19 @@ class LocalBackend(Adapter):
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
         """Start one detached agent for each node, or no agent at all. Raises ConfigError if the machine is not fit."""
+        from cloudtrain.entrypoints.host import files
+
         body = request.body
         shipment.sending.prepares()
         python = interpreter(body["python"], shipment.base)
         job_folder = shipment.home / "local" / body["job"]
         folder = job_folder / f"attempt-{body['attempt']}"
         checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
-        ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints)).dump()
+        job = JobSpec.load(body["spec"])
+        written = [str(shipment.base / uri) for uri in body["outputs"].values()] + [*filter(None, [own_mirror(job)])]
+        ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints), tuple(written)).dump()
+        if job.attempt == 1 and (why := files.held(str(checkpoints), *written)):
+            raise ConfigError(why)
         with starter(shipment.home) as begun:  # it imports its modules beside the writes
             try:
                 processes.make_private(job_folder)
@@ -205,6 +213,22 @@ class LocalBackend(Adapter):
         except OSError as error:
             return SavedFiles(away=f"in {folder} ({error.strerror})")
         return SavedFiles(bool(found), found[0].step if found else None)
+
+    def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+        """Return the jobs' folders outside the home folder; with `remove`, remove the folders."""
+        from cloudtrain.entrypoints.host import files
+        from cloudtrain.entrypoints.host.calls import Here
+
+        from ..channel.copies import own_folders
+
+        found: dict[str, str] = {}
+        for job, handle in ((job, LocalRef.load(ref)) for job, those in refs.items() for ref in those):
+            home = Path(handle.folder).parent  # goes with the job's row
+            outside = [path for path in (handle.checkpoint_dir, *handle.written) if home not in Path(path).parents]
+            found |= own_folders(job, *outside)
+        nowhere = Here(Path(os.devnull), "", 0, "")  # without folders, nothing is left
+        sizes, kept = files.left(nowhere, folders=[*found], remove=remove).values()
+        return [LeftFiles(found[path], path, sizes[path], kept.get(path, "")) for path in sizes]
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return LocalRef.load(ref).checkpoint_dir

@@ -10,11 +10,15 @@ from cloudtrain.launcher.backend import StoredRecord
 
 @dataclass(frozen=True)
 class LocalRef(StoredRecord):
-    """The handle of a job: `folder` of the attempt, the number of `nodes`, and the folder of the checkpoints."""
+    """The handle of a job: `folder` of the attempt, the number of `nodes`, and the folder of the checkpoints.
+
+    `written`: the job's further folders, of outputs and of a mirror.
+    """
 
     folder: str
     nodes: int
     checkpoint_dir: str
+    written: tuple[str, ...] = ()
 
     @property
     def roots(self) -> list[Path]:

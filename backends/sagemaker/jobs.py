@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say_each
 
-from ..cloud import as_faults, found_attempt
+from ..cloud import as_faults, found_attempt, require_empty
 from . import api, files, logs, status
 from . import request as requests
 from .api import AwsAccess, AwsClients
@@ -51,6 +52,7 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     refuse(as_faults(seen))
     say_each(f"{each.name}: {each.found}" for each in seen if each.verdict == "warn")
     files.of(access).claim(plan.owner_uri, owner)
+    require_empty(partial(files.used, clients, handle), request.name, handle.checkpoint_uri, handle.output_uri)
     order = plan.order  # without the fields that only a send knows
     if isinstance(order.secrets, ParameterSecrets):
         order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))

@@ -20,6 +20,7 @@ from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
@@ -54,18 +55,18 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     ref = handle(login.host, body, login.about["workdir"], login.path)
     receiver = archives.Receiver(login.host, login.about["workdir"], "")
     bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
-    order = body["order"]
+    order, attempt = body["order"], JobSpec.load(body["order"]["job"]).attempt
     datasets.ship(fleet, shipment, [receiver])
     inputs = {name: datasets.place(receiver.workdir, uri, login.path) for name, uri in order["inputs"].items()}
-    outputs = {name: login.path(uri) for name, uri in order["outputs"].items()}
     record = {"record": dict(shipment.record), "ref": ref.dump()}
     prepared = {
         "folder": ref.folder,
         "nodes": ref.nodes,
         "owner": identity(shipment.home),
         "record": record,
-        "folders": [ref.checkpoints, ref.output, *outputs.values()],
-        "links": {f"{ref.output}/{name}": target for name, target in outputs.items()},
+        "folders": [ref.checkpoints, ref.output, *ref.outputs.values()],
+        "links": {f"{ref.output}/{name}": target for name, target in ref.outputs.items()},
+        "fresh": [ref.checkpoints, ref.mirror, *ref.outputs.values()] if attempt == 1 else [],
         "files": {
             "order.json": json.dumps(
                 agent_spec(ref, body, shipment, bundle, inputs=inputs, workdir=login.about["workdir"]).dump()
@@ -146,6 +147,8 @@ def handle(host: Host, body: Mapping[str, Any], workdir: str, path: Callable[[st
         folder=f"{folder}/attempt-{job.attempt}",
         checkpoints=path(order["checkpoint_dir"]) if order["checkpoint_dir"] else f"{folder}/checkpoints",
         output=f"{folder}/output",
+        outputs={name: path(uri) for name, uri in order["outputs"].items()},
+        mirror=own_mirror(job),
         nodes=job.nodes,
         nproc_per_node=job.nproc_per_node,
         python=path(body["settings"]["python"]),

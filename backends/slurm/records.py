@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cloudtrain.launcher.backend import StoredRecord
 
@@ -29,3 +29,7 @@ class SlurmRef(StoredRecord):
     number: int = 0
     """Slurm's, 0 until sbatch has answered."""
     sent_s: float = 0.0
+    outputs: dict[str, str] = field(default_factory=dict)
+    """Paths by name."""
+    mirror: str = ""
+    """The job's folder of copies of checkpoints, if the mirror is a folder."""

@@ -21,6 +21,7 @@ from cloudtrain.entrypoints.contract import AgentSpec, EnvironmentSpec, JobSpec,
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
@@ -65,8 +66,9 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     for node in nodes:
         folders = [node.checkpoints, node.output, *node.outputs.values()]
         links = {f"{node.output}/{name}": target for name, target in node.outputs.items()}
+        fresh = [node.checkpoints, node.mirror, *node.outputs.values()] if job.attempt == 1 else []
         asked = {"job": node.job, "root": node.root, "folders": folders, "links": links}
-        calls[node.host] = Call("verbs.make", asked | made_of)
+        calls[node.host] = Call("verbs.make", asked | made_of | {"fresh": fresh})
     _all(fleet, calls)
     paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
     datasets.ship(fleet, shipment, assignments, body["ports"])
@@ -165,6 +167,7 @@ def _node(fleet: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) 
             for name, uri in body["inputs"].items()
         },
         outputs=there(body["outputs"]),
+        mirror=own_mirror(JobSpec.load(body["spec"])),
     )
 
 
@@ -178,7 +181,7 @@ def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assig
 
     If that host takes no part in this attempt, the first host fetches the checkpoint.
     """
-    if body["attempt"] == 1 and not body["checkpoint_dir"]:
+    if body["attempt"] == 1:
         return assignments
     hosts = [Host(**each) for each in body["hosts"]]
     there = {host: _checkpoints(fleet, host, body) for host in hosts if fleet.channel(host).about}

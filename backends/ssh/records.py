@@ -26,6 +26,8 @@ class SshNode(StoredRecord):
     """Paths by name."""
     outputs: dict[str, str] = field(default_factory=dict)
     """Paths by name."""
+    mirror: str = ""
+    """The job's folder of copies of checkpoints, if the mirror is a folder."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..http import TRIES
 from ..job_folder import JobFolder
 from . import api
 from .api import Google, GoogleError, VertexAccess
-from .records import VertexRef
+from .records import VertexRef, VertexSending
 
 _T = TypeVar("_T")
 ROLE = "Storage Object User (roles/storage.objectUser) on the bucket"
@@ -32,7 +32,7 @@ def of(access: VertexAccess) -> JobFolder:
     return JobFolder(lambda uri: _GoogleJobStore(*in_bucket(uri), service))
 
 
-def used(google: Google, handle: VertexRef, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
+def used(google: Google, handle: VertexRef | VertexSending, uri: str, doing: str, use: Callable[[JobFolder], _T]) -> _T:
     """Return the result of `use` for the files of the handle's project. Raises Google's errors as cloudtrain's."""
     with api.answers(doing, needs=ROLE):
         return use(of(VertexAccess.of(handle, google)))

@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -29,7 +30,7 @@ from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say
 
-from ..cloud import found_attempt
+from ..cloud import found_attempt, require_empty
 from ..edge import importing
 from ..http import object_in
 from . import api, files, status
@@ -72,6 +73,7 @@ def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
             root = plan.code_uri.rpartition("/code/")[0]
             files.of(access).fill(name, pinned, addresses.placed(root, pinned), shipment.base)
         files.of(access).claim(plan.owner_uri, owner)
+    require_empty(partial(files.used, google, plan), request.name, plan.checkpoint_uri, plan.output_uri)
     with api.answers("look whether the job is there already"):
         existing = _there(access, request.name, owner)
     if existing:  # the registry was lost

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from .. import foreign
 from ..agent import node_folder
 from ..contract import EXIT, STATE
-from ..errors import Refused
+from ..errors import HELD, Refused
 from .calls import Here
 
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
@@ -149,6 +149,15 @@ def left(here: Here, *, folders: list[str], remove: bool) -> dict[str, Any]:
             except OSError as error:
                 kept[str(folder)] = f"{error.filename or folder}: {error.strerror}"
     return {"sizes": sizes, "kept": kept}
+
+
+def held(*folders: str) -> str | None:
+    """Return the refusal of a new job for the first folder with files, None without such a folder; "" is no folder."""
+    for each in map(Path, filter(None, folders)):
+        with contextlib.suppress(PermissionError):
+            if each.is_dir() and any(each.iterdir()):
+                return HELD.format(each)
+    return None
 
 
 def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:

@@ -80,11 +80,12 @@ def prepare(
     folders: list[str],
     links: dict[str, str],
     files: dict[str, str],
+    fresh: list[str] | None = None,
 ) -> None:
     """Create the attempt's folder, which must be new, with the batch script and the agents' order.
 
-    `files` are texts by name; only the user may read the files. `folders` and `links` as for `verbs.make`. A failure
-    leaves no folder of the attempt.
+    `files` are texts by name; only the user may read the files. `folders`, `links` and `fresh` as for `verbs.make`. A
+    failure leaves no folder of the attempt.
     """
     from . import verbs  # 15 ms, which each poll of a state saves
 
@@ -93,7 +94,8 @@ def prepare(
         raise Refused(f"{attempt} belongs to a job of the same name: choose another --name")
     job = str(attempt.parent)
     try:
-        verbs.make(here, job=job, root=folder, owner=owner, record=record, folders=folders, links=links)
+        places: dict[str, Any] = {"folders": folders, "links": links, "fresh": fresh}
+        verbs.make(here, job=job, root=folder, owner=owner, record=record, **places)
         for number in range(nodes):
             (attempt / f"node-{number}" / "log").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -64,13 +64,24 @@ _START = (
 
 
 def make(
-    here: Here, *, job: str, root: str, owner: str, record: dict[str, Any], folders: list[str], links: dict[str, str]
+    here: Here,
+    *,
+    job: str,
+    root: str,
+    owner: str,
+    record: dict[str, Any],
+    folders: list[str],
+    links: dict[str, str],
+    fresh: list[str] | None = None,
 ) -> None:
     """Create the node's folder, which must be new, and the folders that the job sees.
 
     `job` and `root` are the job's and the node's folder, `owner` is the submitter's id; absent `folders` and `links`
-    (name in the output folder -> target) are created. `record` is kept for `jobs`.
+    (name in the output folder -> target) are created. `record` is kept for `jobs`. `fresh`: folders that must hold no
+    file yet.
     """
+    if why := files.held(*(fresh or ())):
+        raise Refused(why)
     folder, node = Path(job), Path(root)
     files.prune(here.workdir)
     folder.mkdir(parents=True, exist_ok=True)

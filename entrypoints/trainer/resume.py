@@ -214,7 +214,8 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     if job.spec.checkpoint.resume in ("auto", "never") and other != job.spec.job:
         raise TaskError(
             f"the checkpoints in {path.parent} are of the job {other}, this one is {job.spec.job}; set "
-            f"checkpoint.resume to {path} to resume from there, or give this job a separate folder"
+            f"checkpoint.resume to {path} to resume from there (on local, ssh and Slurm), take only the weights by "
+            f"`init_from: {{job: {other}}}` (on every backend), or give this job a separate folder"
         )
     try:
         reader = loader.open_reader(checkpoint, whole=facts_of(job.spec.training).is_whole)

@@ -27,7 +27,7 @@ from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text import addresses
 from ..text.terminal import say_each
-from . import adopt, listing, reserve
+from . import adopt, listing, mirrors, reserve
 from .refresh import refresh
 
 T = TypeVar("T")
@@ -243,6 +243,8 @@ def _send(
     shipment = backends.Shipment(bundle, registry.folder, base, secrets, record=record, data=data)
     _hold(registry, attempt)
     try:
+        if attempt.number == 1:
+            mirrors.require_new(job)
         ref = backend.send(request, shipment)
         shipment.sending.creates()
         registry.mark_sent(attempt, ref)

@@ -166,6 +166,10 @@ def test_refusals_come_before_the_job(cli: Any, site: Slurm, write: Any, send: A
     done = cli("submit", "-d", "-y", "--set", "checkpoint.uri=/root/x", cwd=write("mem: 1G"))
     assert (done.code, "login: /root/x cannot be made: Permission denied" in done.stderr) == (3, True), done.stderr
     assert not list((site.home() / ".cloudtrain/jobs").glob("*"))
+    (site.home() / "own/one").mkdir(parents=True)
+    (site.home() / "own/one/last.pt").touch()
+    done = cli("submit", "-d", "-y", "--name", "one", "--set", "checkpoint.uri=~/own", cwd=write("mem: 1G"))
+    assert (done.code, "own/one holds files of another job" in done.stderr) == (3, True), done.stderr
     site.drain(site.nodes[0])
     job = send("nodelist: node0", instances=1)  # the node may come back
     assert cli("stop", job, "-y").code == 0

@@ -420,6 +420,7 @@ def test_checkpoints_of_a_different_job_are_refused(short: Run, tmp_path: Path) 
     other = run(tmp_path, ranks=1, job="other")
     assert other.code == 1
     assert "are of the job test, this one is other; set checkpoint.resume to" in other.errors
+    assert "take only the weights by `init_from: {job: test}` (on every backend)" in other.errors
     path = str(tmp_path / "checkpoints/step-00000005")
     assert run(tmp_path, ranks=1, job="other", checkpoint={"resume": path}).only("restart")["step"] == 5
 
