@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -73,8 +74,13 @@ def left(fleet: Fleet, folders: Mapping[Host, Mapping[str, str]], *, remove: boo
 
 
 def own_folders(job: str, *paths: str) -> dict[str, str]:
-    """Return the folders (path -> job) that have the job's id as their last name, of these or around them."""
-    return {path[: place + len(job) + 1]: job for path in paths if (place := f"{path}/".find(f"/{job}/")) >= 0}
+    """Return the folders (path -> job) of the job alone: `.../JOB`, and `.../jobs/JOB` around a path of our layout.
+
+    A job may have the name of a user's home or of a bucket, which must stay.
+    """
+    name = re.escape(job)
+    own = re.compile(rf".+/jobs/{name}(?=/(?:attempt-\d+|checkpoints|output)(?:/|$))|.*[^/]/{name}(?=/?$)")
+    return {found[0]: job for path in paths if (found := own.match(path))}
 
 
 def chunks(answer: HostAnswer) -> list[Chunk]:

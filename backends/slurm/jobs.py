@@ -81,7 +81,7 @@ def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) ->
     folders: dict[Host, dict[str, str]] = {}
     for job, ref in ((job, SlurmRef.load(each)) for job, those in refs.items() for each in those):
         folders.setdefault(Login.at(fleet, ref.login).host, {}).update(
-            copies.own_folders(job, ref.folder, ref.checkpoints)
+            copies.own_folders(job, ref.folder, ref.checkpoints, ref.mirror, *ref.outputs.values())
         )
     return copies.left(fleet, folders, remove=remove)
 

@@ -130,7 +130,8 @@ def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) ->
     """Return the jobs' folders on their hosts; with `remove`, remove the folders."""
     folders: dict[Host, dict[str, str]] = {}
     for job, node in ((job, node) for job, those in refs.items() for ref in those for node in SshRef.load(ref).nodes):
-        folders.setdefault(node.host, {}).update(copies.own_folders(job, node.root, node.checkpoints))
+        places = (node.root, node.checkpoints, node.mirror, *node.outputs.values())
+        folders.setdefault(node.host, {}).update(copies.own_folders(job, *places))
     return copies.left(fleet, folders, remove=remove)
 
 

@@ -17,6 +17,7 @@ from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Job
 from ..store import ledger, sweeps
 from ..store.registry import Registry
+from . import mirrors
 
 UNSENT_S = 3600.0  # a submit packs the code, asks, and journals the job: a younger bundle may be for a job to come
 
@@ -67,7 +68,9 @@ def elsewhere(registry: Registry, jobs: list[Job], *, remove: bool = False) -> l
             found += backend.left(those, remove=remove) if isinstance(backend, backends.Cleans) else []
         except CloudtrainError as error:
             found += [LeftFiles(job, f"{name} ({job})", kept=error.message) for job in those]
-    return found
+    known = {each.place for each in found}
+    others = [job for job in jobs if mirrors.place(job) not in known]
+    return found + [each for job in others for each in mirrors.left(job, remove=remove)]
 
 
 def remove(registry: Registry, job: Job) -> None:

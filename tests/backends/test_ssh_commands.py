@@ -112,6 +112,25 @@ def test_jobs_are_removed_from_their_hosts_too(cli: Any, pair: Cluster, submit: 
     assert (again.code, list((pair.hosts[1].home / ".cloudtrain/jobs").glob("*"))) == (0, []), again.stderr
 
 
+def test_places_of_the_config_are_one_jobs_and_go_with_the_job(cli: Any, pair: Cluster, project: Any) -> None:
+    """A place on a host that holds another job's files is refused; `rm --everywhere` takes the job's own alone."""
+    home = pair.hosts[0].home
+    places = "checkpoint: {uri: ~/own}\noutputs: {model: ~/models}"
+    where = project(config(places, hosts="h0", instances=1), script="train.py", text=TRAIN)
+    (home / "models/one").mkdir(parents=True)
+    (home / "models/one/weights.bin").write_text("of another")
+    done = cli("submit", "-d", "-y", "--name", "one", cwd=where)
+    refused = "h0: /home/root/models/one holds files of another job" in done.stderr
+    assert (done.code, refused) == (3, True), done.stderr
+    cli.ok("submit", "-d", "-y", "--name", "two", cwd=where)
+    until(lambda: (output_of(pair.hosts[0], "two") / "weights.bin").exists(), 60)
+    (home / "models/two/weights.bin").write_text("of two")
+    cli("stop", "two", "--now", "-y")
+    until(lambda: cli("status", "two", "--json").json["state"] not in ("running", "stopping", "pending"), 60)
+    cli.ok("rm", "-y", "--everywhere", "two")
+    assert sorted(path.name for folder in ("own", "models") for path in (home / folder).glob("*")) == ["one"]
+
+
 # -- hosts -----------------------------------------------------------------------------------------------------------
 
 
