@@ -48,10 +48,11 @@ _INFO = f"{BOOT_MODULE}-1.dist-info"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip archive can store
 BUNDLE, ORDER = "bundle.tar.gz", "order.json"
 RUN_LABEL = "cloudtrain_run"  # the attempt's name: CreateCustomJob takes no name, so this label identifies jobs
-# On Docker Hub. PyTorch 2.8 runs the trainer, and CUDA 12.6 builds support GPUs from Pascal to Hopper; Blackwell needs
-# 12.8. Neither image was tried on Vertex AI (docs/vertex.md).
-IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime"
-BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.8.0-cuda12.8-cudnn9-runtime"
+# On Docker Hub, read 2026-11-30: the newest PyTorch, with gcc for torch.compile (images from 2.11 on). CUDA 12.6 builds
+# support GPUs up to Hopper with any driver for CUDA 12. Blackwell needs 12.8, and the newest such build is of 2.11:
+# 2.13 has 12.6, 13.0 and 13.2, and CUDA 13 needs driver 580. Neither image was tried on Vertex AI (docs/vertex.md).
+IMAGE = "docker.io/pytorch/pytorch:2.13.0-cuda12.6-cudnn9-runtime"
+BLACKWELL_IMAGE = "docker.io/pytorch/pytorch:2.11.0-cuda12.8-cudnn9-runtime"
 FLEX_WAIT_S = 86_400  # the wait for machines if the config sets none; Vertex AI's own default
 GRACE_S = 25  # from the signal to the kill; Google documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly minutes apart
