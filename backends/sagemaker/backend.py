@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.errors import Fault
 
     from .api import AwsClients
 
@@ -66,6 +67,13 @@ class SageMakerBackend(CloudAdapter):
         source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
         usd, known = machine.hourly_usd + disk, (machine.uncertainty_of(), machine.iso_day())
         return Capacity(machine.count, usd, source, terms, *known, machine=name)
+
+    def check(self, request: Request) -> list[Fault]:
+        """Return the faults for which SageMaker would refuse the request."""
+        from . import check
+
+        region = SageMakerSending.load(request.sending).region
+        return list(check.faults(request.body, region))
 
     def ready(self, request: Request, shipment: Shipment) -> None:
         """Raise ConfigError without the SDK, CredentialError if the SDK finds no credentials."""

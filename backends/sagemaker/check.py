@@ -14,6 +14,7 @@ from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, part
 
+from . import request_images
 from .machine import LOCAL_DISK
 
 # The enumeration that AWS extends every month: an unknown word may be newer than the table.
@@ -48,11 +49,14 @@ _KEYS = {
 }
 
 
-def faults(body: dict[str, Any]) -> Iterator[Fault]:
-    """Yield the faults of the request, each under the config's key that sets the field, else under `sagemaker.raw`."""
+def faults(body: dict[str, Any], region: str | None = None) -> Iterator[Fault]:
+    """Yield the faults of the request, each under the config's key that sets the field, else under `sagemaker.raw`.
+
+    `region`: of the job, which the request does not name.
+    """
     for path, message, is_warning in violations(body):
         yield Fault(f"{path}: {message}", key_of(path, _KEYS, "sagemaker.raw"), is_warning=is_warning)
-    for path, message, hint in _between(body):
+    for path, message, hint in (*_between(body), *_image(body, region)):
         yield Fault(message, key_of(path, _KEYS, "sagemaker.raw"), hint=hint)
 
 
@@ -111,3 +115,11 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "AlgorithmSpecification.TrainingImage", "there is no image", "set image"
     elif "TrainingImage" in algorithm and "AlgorithmName" in algorithm:
         yield "AlgorithmSpecification", "TrainingImage and AlgorithmName exclude each other", ""
+
+
+def _image(body: dict[str, Any], region: str | None) -> Iterator[tuple[str, str, str]]:
+    algorithm = part(body, "AlgorithmSpecification")
+    image, access = algorithm.get("TrainingImage"), part(algorithm, "TrainingImageConfig")
+    is_in_vpc = access.get("TrainingRepositoryAccessMode") == "Vpc" and "VpcConfig" in body
+    if isinstance(image, str) and (found := request_images.refused(image, region, is_in_vpc=is_in_vpc)):
+        yield "AlgorithmSpecification.TrainingImage", *found

@@ -30,6 +30,9 @@ _DOMAINS = {
     "us-isob": "sc2s.sgov.gov",
     "us-isof": "csp.hci.ic.gov",
 }
+_ECR = re.compile(
+    rf"\d{{12}}\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.(?:on\.aws|amazonaws\.com|{'|'.join(_DOMAINS.values())})(?=/)"
+)
 # Where SageMaker's own all-reduce library (SMDDP) still works: its last release, 2.5.0 of October 2024, is for PyTorch
 # up to 2.4.1 and these types; AWS's images of 2026 do not contain the library.
 _SMDDP_TYPES = ("ml.p4d.24xlarge", "ml.p4de.24xlarge")
@@ -41,6 +44,31 @@ def default_image(region: str, gpus: int) -> str:
     account = request_rules.regions("sagemaker").get(region) or _ACCOUNT
     domain = _DOMAINS.get(region.rsplit("-", 2)[0], "amazonaws.com")
     return f"{account}.dkr.ecr.{region}.{domain}/pytorch:{_GPU_TAG if gpus else _CPU_TAG}"
+
+
+def refused(image: str, region: str | None, *, is_in_vpc: bool) -> tuple[str, str] | None:
+    """Return why SageMaker refuses the image, and the cure; None if it takes the name.
+
+    `is_in_vpc`: TrainingImageConfig lets it pull from a registry in the job's VPC. Sources: AWS's answers in
+    kubeflow/pipelines#3728, aws/aws-sdk#117 and aws-samples/mlops-amazon-sagemaker#9.
+    """
+    if not request_rules.IMAGE.fullmatch(image):
+        form = "ACCOUNT.dkr.ecr.REGION.amazonaws.com/NAME:TAG, NAME in lower case"
+        return f"`{image}` is not a valid image name", form
+    there = _ECR.match(image)
+    if there is None and is_in_vpc:
+        return None
+    if there is None:
+        how = "push the image to ECR in the job's region, or leave `image` out for AWS's image of PyTorch"
+        raw = "sagemaker.raw.AlgorithmSpecification.TrainingImageConfig: {TrainingRepositoryAccessMode: Vpc}"
+        how = f"{how}; from a registry in your VPC: {raw}"
+        return f"SageMaker pulls images from ECR, and `{image}` is elsewhere", how
+    if region is None or there[1] == region:
+        return None
+    near = image.replace(there[0], default_image(region, 0).partition("/")[0])
+    of_aws = there[0][:12] in (_ACCOUNT, *request_rules.regions("sagemaker").values())
+    how = f"set `image: {near}`" if of_aws else f"push the image to ECR in {region}, or let ECR replicate it"
+    return f"`{image}` is in {there[1]}, and SageMaker pulls from the job's region, {region}", how
 
 
 def has_smddp(image: str, instance_type: str) -> bool:

@@ -37,6 +37,9 @@ class Violation(NamedTuple):
 # and docs.cloud.google.com/gemini-enterprise-agent-platform/machine-learning/training/configure-compute.
 MAX_POOLS = 4
 MAX_NAME = 128
+# Source: docs.cloud.google.com/vertex-ai/docs/training/containers-overview, step 4; 2026-11-30.
+_HOST = re.compile(r"([^/]*[.:][^/]*|localhost)/")
+_REGISTRIES = re.compile(r"((index|registry-1)\.)?docker\.io|([\w-]+\.)?gcr\.io|[\w-]+-docker\.pkg\.dev")
 # Source: docs.cloud.google.com/resource-manager/docs/labels-overview.
 MAX_LABELS, MAX_LABEL = 64, 63
 # Source: the page "Schedule training jobs based on resource availability", training/schedule-jobs-dws.
@@ -422,6 +425,10 @@ def _task(pool: Part, at: str) -> Iterator[Violation]:
     if isinstance(image, str) and not IMAGE.fullmatch(image):
         hint = "such as europe-docker.pkg.dev/my-project/images/train:1, without https://"
         yield Violation(f"{at}.containerSpec.imageUri", f"`{image}` is not a valid image name", hint)
+    elif isinstance(image, str) and (host := _HOST.match(image)) and not _REGISTRIES.fullmatch(host[1]):
+        message = f"Vertex AI pulls from Artifact Registry and Docker Hub, and `{image}` is elsewhere"
+        message += ": push the image to one of the two"
+        yield Violation(f"{at}.containerSpec.imageUri", message, is_warning=True)
     at_package = f"{at}.pythonPackageSpec"
     if isinstance(executor, str) and not (IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
         message = f"`{executor}` is not one of Google's prebuilt images"

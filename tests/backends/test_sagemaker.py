@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ HERE = Path(__file__).parent
 CAPTURED = sorted((HERE / "captured").glob("sagemaker_*.json"))
 ROLE = "arn:aws:iam::123456789012:role/cloudtrain"
 TASK = "def model(params): ...\ndef dataset(params, split): ...\ndef loss(model, batch): ...\n"
+
+DLC = "763104351884.dkr.ecr.{}.amazonaws.com/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker"
 
 # The minimum for a job, and a config with all settings.
 PLAIN = f"""
@@ -146,6 +149,26 @@ BROKEN: list[tuple[str, Any, str]] = [
     ("RoleArn", 7, "expected a string, found 7"),
     ("AlgorithmSpecification.TrainingImage", ..., "there is no image"),
     ("AlgorithmSpecification.TrainingImage", "x" * 256, "256 characters is more than 255"),
+    *(
+        ("AlgorithmSpecification.TrainingImage", image, "pulls images from ECR, and `")
+        for image in ("pytorch/pytorch:2.8.0", "public.ecr.aws/a/b:1", "nvcr.io/nvidia/pytorch:25.05-py3", "a:5000/b")
+    ),
+    *(
+        ("AlgorithmSpecification.TrainingImage", image, "is not a valid image name")
+        for image in ("my-org/Train:latest", "https://a/b", "123456789012.dkr.ecr.us-west-2.amazonaws.com/a:b:c", "")
+    ),
+    *(
+        (
+            "AlgorithmSpecification.TrainingImage",
+            f"123456789012.dkr.{host}/x:1",
+            "pulls from the job's region, us-west-2",
+        )
+        for host in (
+            "ecr.eu-west-1.amazonaws.com",
+            "ecr-fips.us-east-1.amazonaws.com",
+            "ecr.cn-north-1.amazonaws.com.cn",
+        )
+    ),
     ("AlgorithmSpecification.TrainingInputMode", "Copy", "`Copy` is not one of Pipe, File, FastFile"),
     ("AlgorithmSpecification.ContainerEntrypoint", ["x" * 257], "257 characters is more than 256"),
     ("AlgorithmSpecification.ContainerEntrypoint", ["a\nb"], "does not match"),
@@ -191,8 +214,32 @@ def test_broken_request_is_refused(path: str, value: Any, said: str, render: Ren
     request = render(PLAIN)
     body = copy.deepcopy(request.body)
     _set(path, value)(body)
-    found = SageMakerBackend().check(Request(request.name, body, ""))
+    found = SageMakerBackend().check(replace(request, body=body))
     assert any(said in fault.message for fault in found if not fault.is_warning), [str(fault) for fault in found]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("image=registry.corp:5000/train:1", "from a registry in your VPC: sagemaker.raw.AlgorithmSpecification"),
+        (f"image={DLC.format('us-east-1')}", f"set `image: {DLC.format('us-west-2')}`"),
+        ("image=123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1", "push the image to ECR in us-west-2"),
+    ],
+)
+def test_refused_image_has_a_cure(override: str, said: str, render: Render) -> None:
+    """The hint names the image to write, or the way of the image into the region."""
+    (fault,) = SageMakerBackend().check(render(PLAIN, override))
+    assert (fault.key, fault.is_warning, said in fault.hint) == ("image", False, True), fault
+
+
+def test_images_that_sagemaker_pulls_are_accepted(render: Render) -> None:
+    """ECR of the region with its forms of names; with TrainingImageConfig and a VPC also a private registry."""
+    for host in ("dkr.ecr.us-west-2.amazonaws.com", "dkr.ecr-fips.us-west-2.amazonaws.com"):
+        assert SageMakerBackend().check(render(PLAIN, f"image=123456789012.{host}/a/b@sha256:{'0a' * 32}")) == []
+    raw = "sagemaker.raw={AlgorithmSpecification: {TrainingImageConfig: {TrainingRepositoryAccessMode: Vpc}}}"
+    vpc = ("sagemaker.subnets=[subnet-1]", "sagemaker.security_groups=[sg-1]")
+    assert SageMakerBackend().check(render(PLAIN, "image=registry.corp:5000/train:1", raw, *vpc)) == []
+    assert SageMakerBackend().check(render(PLAIN, "image=registry.corp:5000/train:1", raw)) != []
 
 
 def test_spot_rules_are_checked(render: Render) -> None:
@@ -201,7 +248,7 @@ def test_spot_rules_are_checked(render: Render) -> None:
     body["StoppingCondition"]["MaxWaitTimeInSeconds"] = 60
     body["ResourceConfig"]["KeepAlivePeriodInSeconds"] = 600
     del body["CheckpointConfig"]
-    said = " ".join(fault.message for fault in SageMakerBackend().check(Request("x", body, "")))
+    said = " ".join(fault.message for fault in check.faults(body))
     assert all(word in said for word in ("may take 60 s in all", "not kept warm", "starts from nothing each time"))
 
 

@@ -37,7 +37,7 @@ PACKAGE = {
     "env": [{"name": "A", "value": ""}],
 }
 CONTAINER = {
-    "imageUri": "docker.io/pytorch/pytorch:2.8.0-cuda12.6-cudnn9-runtime",
+    "imageUri": "docker.io/pytorch/pytorch:2.13.0-cuda12.6-cudnn9-runtime",
     "command": ["python3", "-u", "-c", "print('é')"],
     "args": ["gs://my-bucket/code/bundle.tar.gz"],
     "env": [{"name": "NCCL_DEBUG", "value": "WARN"}, {"name": "A", "value": "1"}],
@@ -441,6 +441,21 @@ def test_fault_is_reported_at_the_configs_key(path: str, value: Any, key: str) -
     """A fault without a key of its own is under `raw`; the message begins with the place in the job."""
     (fault,) = check.faults(_changed(NODES, (path, value)))
     assert (fault.key, fault.message.startswith(f"{path}: "), fault.is_warning) == (key, True, False)
+
+
+@pytest.mark.parametrize("registry", ["nvcr.io/nvidia/", "ghcr.io/a/", "1.dkr.ecr.us-east-1.amazonaws.com/", "a:5000/"])
+def test_image_of_another_registry_is_a_warning(registry: str) -> None:
+    """Google's pages name Artifact Registry and Docker Hub; the warning has the cure."""
+    (fault,) = check.faults(_changed(NODES, (f"{POOL}.containerSpec.imageUri", f"{registry}train:1")))
+    assert (fault.key, fault.is_warning, "push the image to one of the two" in fault.message) == ("image", True, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch/pytorch:2", "docker.io/a/b:1", "gcr.io/p/x:1", "us-docker.pkg.dev/p/r/x:1", "x"]
+)
+def test_images_that_vertex_pulls_are_accepted(name: str) -> None:
+    """Names without a host are of Docker Hub."""
+    assert list(check.faults(_changed(NODES, (f"{POOL}.containerSpec.imageUri", name)))) == []
 
 
 @pytest.mark.parametrize(

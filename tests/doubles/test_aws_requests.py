@@ -60,14 +60,31 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "two tags": (lambda it: it.update(Tags=[{"Key": "a", "Value": ""}] * 2), "Duplicate tag keys"),
     "aws tag": (lambda it: it.update(Tags=[{"Key": "aws:x", "Value": ""}]), "reserved for system use"),
     "no image": (lambda it: it["AlgorithmSpecification"].pop("TrainingImage"), "either TrainingImage or AlgorithmName"),
+    "Docker Hub": (lambda it: _set_image(it, "pytorch/pytorch:2.8.0"), "Invalid training image"),
+    "no image name": (
+        lambda it: _set_image(it, "123456789012.dkr.ecr.us-east-1.amazonaws.com/A"),
+        "Invalid training im",
+    ),
+    "private": (
+        lambda it: _set_image(it, "nvcr.io/nvidia/pytorch:25.05-py3"),
+        "TrainingRepositoryAccessMode set to VPC",
+    ),
+    "region": (
+        lambda it: _set_image(it, "123456789012.dkr.ecr.eu-west-1.amazonaws.com/x:1"),
+        "Invalid DNS suffix 'amazonaws.com' for region 'eu-west-1' in training image",
+    ),
 }
 
 
-def refusal(request: dict[str, Any]) -> AwsError | None:
+def _set_image(request: dict[str, Any], image: str) -> None:
+    request["AlgorithmSpecification"]["TrainingImage"] = image
+
+
+def refusal(request: dict[str, Any], region: str | None = None) -> AwsError | None:
     """Return the stand-in's error for the request, or None."""
     try:
         validate.check("sagemaker", "CreateTrainingJob", request)
-        validate.check_rules(request)
+        validate.check_rules(request, region)
     except AwsError as error:
         return error
     return None
@@ -79,7 +96,7 @@ def test_broken_request_is_refused(case: str) -> None:
     change, words = BROKEN[case]
     request = json.loads(json.dumps(request_of("job")))
     change(request)
-    error = refusal(request)
+    error = refusal(request, "us-east-1")
     assert error.code == ("SerializationException" if case == "text" else "ValidationException")
     assert words in error.message
 

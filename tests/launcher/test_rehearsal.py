@@ -480,7 +480,7 @@ def test_proof_survives_changes_that_do_not_affect_a_resume(tmp_path: Path, old:
         ('LEVEL: "1"', 'LEVEL: "2"', "env"),
         ("bucket: a-bucket", "bucket: a-bucket, raw: {InfraCheckConfig: {EnableInfraCheck: true}}", "sagemaker"),
         ("script: task.py", "script: task.py\ncheckpoint: {every: 5m}", "checkpoint"),
-        ("script: task.py", "script: task.py\nimage: registry/team/train:3", "image"),
+        ("script: task.py", "script: task.py\nimage: 123456789012.dkr.ecr.eu-west-1.amazonaws.com/train:3", "image"),
         ("{train:", "{other:", "inputs"),
     ],
 )

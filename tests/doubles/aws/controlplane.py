@@ -48,7 +48,7 @@ def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, 
 
 def _create(world: World, call: Call) -> Params:
     request = call.params
-    validate.check_rules(request)
+    validate.check_rules(request, call.region)
     unserved = [word for word in UNSERVED if f'"{word}"' in json.dumps(request)]
     if world.settings.execute and unserved:
         raise AwsError("ValidationException", f"the stand-in does not execute {unserved[0]}")

@@ -29,6 +29,8 @@ MAX_S = 28 * 86_400
 Request = dict[str, Any]
 # Families named in botocore's text on VolumeSizeInGB and EC2's list of instance stores, with and without local disks.
 _LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6|g6e|p4d|p4de|p5|p5e|p5en|trn1|trn1n|trn2|m5d|c5d|r5d)\.")
+_REGISTRY = re.compile(r"\d{12}\.dkr\.ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z.-]+)")
+_NAME = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*(:[\w][\w.-]{0,127})?(@sha256:[0-9a-f]{64})?")
 _NO_LOCAL_DISK = re.compile(r"ml\.(m4|m5|c4|c5|p2|r5|t3)\.")
 
 
@@ -154,9 +156,9 @@ def _categories() -> dict[str, list[list[int]]]:
     return found
 
 
-def check_rules(request: Request) -> None:
-    """Raise AwsError for the first broken rule; the request fits the model already."""
-    for message in _broken(request):
+def check_rules(request: Request, region: str | None = None) -> None:
+    """Raise AwsError for the first broken rule; the request fits the model already. `region`: of the call, if known."""
+    for message in (*_broken(request), *_unpulled(request, region)):
         raise AwsError("ValidationException", message)
 
 
@@ -185,6 +187,36 @@ def _broken(request: Request) -> Iterator[str]:
     names = [metric["Name"] for metric in algorithm.get("MetricDefinitions", ())]
     if len(set(names)) < len(names):
         yield "MetricDefinitions must have unique names."
+
+
+def _unpulled(request: Request, region: str | None) -> Iterator[str]:
+    """Yield AWS's answers to images that it does not pull, as public bug reports quote them."""
+    algorithm = request["AlgorithmSpecification"]
+    image = algorithm.get("TrainingImage")
+    if image is None:
+        return
+    registry, _, name = image.partition("/")
+    there = _REGISTRY.fullmatch(registry)
+    is_named = _NAME.fullmatch(name if there or "." in registry else image)
+    access = algorithm.get("TrainingImageConfig", {}).get("TrainingRepositoryAccessMode")
+    if there is None and access != "Vpc" and is_named and "." in registry and not registry.endswith(".amazonaws.com"):
+        yield (
+            "TrainingImageConfig with TrainingRepositoryAccessMode set to VPC must be provided when using a training "
+            "image from a private Docker registry. Please provide TrainingImageConfig and TrainingRepositoryAccessMode "
+            "set to VPC when using a training image from a private Docker registry."
+        )
+    elif (there is None and access != "Vpc") or not is_named:
+        yield (
+            "Invalid training image. Please provide a valid Amazon Elastic Container Registry path of the Docker image "
+            "to run."
+        )
+    elif access == "Vpc" and "VpcConfig" not in request:
+        yield "VpcConfig must be provided when TrainingRepositoryAccessMode is set to Vpc."
+    elif there and region and there["region"] != region:
+        yield (
+            f"Invalid DNS suffix '{there['suffix']}' for region '{there['region']}' in training image. Please provide "
+            f"the valid <region>.<dns-suffix>: '{region}.amazonaws.com'"
+        )
 
 
 def _resources(resources: Request) -> Iterator[str]:
