@@ -1,4 +1,4 @@
-"""The plan of an attempt: numbers only, decided before anything is sent (planning/planner.py)."""
+"""The plan of an attempt: numbers only, decided before anything is sent (planning/planner.py); and a job's runtime."""
 
 from __future__ import annotations
 
@@ -99,3 +99,22 @@ class Plan(Record, checks=True, optional="saved_step"):
     def devices_per_node(self) -> int:
         """The number of processes that train on a node at once."""
         return self.slots * self.slot_ranks or self.nproc_per_node
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The image, environment or interpreter of a job, with the facts of the name (planning/images.py)."""
+
+    name: str
+    how: str
+    """The owner, and the way to the nodes."""
+    key: str = "image"
+    """The config's key."""
+    python: tuple[int, ...] | None = None
+    torch: tuple[tuple[int, ...], ...] = ()
+    """The version of today, then of older builds with the name; empty if unknown."""
+    cuda: str | None = None
+    compiler: str | None = None
+    """C or C++ (which implies C); empty without a compiler, None if unknown."""
+    is_sure: bool = False
+    """The form of the name is in the table of vendors' names."""

@@ -18,8 +18,8 @@ from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.plan import Plan, Runtime
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of, places
 from cloudtrain.launcher.text import addresses
@@ -31,7 +31,9 @@ from .records import AzureMLSending
 BUNDLE = "bundle.tar.gz"
 ORDER, SENT = "CLOUDTRAIN_ORDER", "CLOUDTRAIN_SENT"
 CHECKPOINTS, OUTPUT, ENVIRONMENTS = "checkpoints", "output", "environments"
-# From Azure's own registry, seen in its public examples in 2026; PyTorch 2.8 runs the trainer (docs/azureml.md).
+# From Azure's own registry, where no curated environment has a newer PyTorch. Source: Azure/azureml-assets, the folder
+# assets/training/general/environments, whose Dockerfile of that day installs torch 2.10.0 under the name 2.8.
+ENVIRONMENT_AS_OF = "2026-07-23"
 ENVIRONMENT = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
 SHM_GB_A_RANK = 8
 GRACE_S = 25  # from the signal to the kill; Azure documents no figure, and containers usually get 30 s
@@ -130,7 +132,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     text = render.as_yaml(body)
     files = {"job.yml": text, "order.json": render.as_json(order)}
     carried, notes, decoded = frozenset({"resources.spot"}), (*changes, *_notes(config)), {ORDER: files["order.json"]}
-    return Request(name, body, text, files, sending.dump(), notes, carried, f"code/{BUNDLE}", decoded)
+    archive, runtime = f"code/{BUNDLE}", _runtime(body)
+    return Request(name, body, text, files, sending.dump(), notes, carried, archive, decoded, runtime)
 
 
 def encoded(data: dict[str, Any]) -> str:
@@ -186,6 +189,20 @@ def _environment(config: JobConfig) -> Any:
         hint = "as in image: mcr.microsoft.com/azureml/openmpi5.0-cuda12.6-ubuntu24.04"
         raise ConfigError("a conda environment needs an `image` to be built upon", key="azureml.conda", hint=hint)
     return {"image": config.image, **({"conda_file": block.conda} if block.conda else {})}
+
+
+def _runtime(body: dict[str, Any]) -> Runtime | None:
+    """Return what runs the job, by the request as `raw` leaves it."""
+    environment = body.get("environment")
+    if isinstance(environment, str):
+        if environment == ENVIRONMENT:
+            return images.of(environment, f"Azure's curated environment, as of {ENVIRONMENT_AS_OF}")
+        return images.of(environment, "a registered environment", "azureml.environment")
+    if not isinstance(environment, dict) or (image := environment.get("image")) is None:
+        return None
+    if isinstance(conda := environment.get("conda_file"), dict):
+        return images.of_conda(image, conda, "built by Azure", "azureml.conda")
+    return images.of(image, "yours")
 
 
 def _outputs(config: JobConfig, home: str) -> dict[str, str]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import job_order
 
 from .block import Local
@@ -23,7 +24,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         nodes=[_node(rank, plan) for rank in range(plan.instances)],
     )
     text = render.as_json(body)
-    return Request(order["name"], body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
+    python, key = config.block(Local).python, "local.python"
+    runtime = images.of(python, "yours", key) if python else images.of_this_interpreter(sys.executable, "this one", key)
+    carried = frozenset({"resources.min_instances"})
+    return Request(order["name"], body, text, {"request.json": text}, carried=carried, runtime=runtime)
 
 
 def _node(rank: int, plan: Plan) -> dict[str, Any]:

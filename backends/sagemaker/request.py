@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets, Places
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import notes_of
 from cloudtrain.launcher.text import addresses
@@ -138,8 +139,14 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
+    pulled = str(body["AlgorithmSpecification"].get("TrainingImage"))  # as `raw` leaves it
+    is_ours = config.image is None and pulled == image
+    runtime = images.of(pulled, f"AWS's, as of {request_images.IMAGES_AS_OF}" if is_ours else "yours")
+    if toolkit:  # of the image's own, whose Python may be older
+        runtime = replace(runtime, python=None)
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
-    return Request(name, body, text, files, sending.dump(), (*changes, *_notes(config)), frozenset(carried))
+    notes = (*changes, *_notes(config))
+    return Request(name, body, text, files, sending.dump(), notes, frozenset(carried), runtime=runtime)
 
 
 def _notes(config: JobConfig) -> Iterator[str]:

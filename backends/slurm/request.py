@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import job_order
 from cloudtrain.launcher.text.addresses import is_beside
 
@@ -55,7 +55,10 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_yaml(body)
     files = {"job.yml": text, "job.sh": script}
-    return Request(name, body, text, files, carried=frozenset({"resources.min_instances"}))
+    runtime = images.of(block.python, "as each node has it", "slurm.python")
+    if block.container != "none" and config.image:
+        runtime = images.of(config.image, f"run by {block.container} on each node")
+    return Request(name, body, text, files, carried=frozenset({"resources.min_instances"}), runtime=runtime)
 
 
 def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:

@@ -6,8 +6,8 @@ import re
 
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.plan import Plan, Runtime
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import job_order
 
 from ..channel.hosts import Host
@@ -37,7 +37,17 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         **order,
     )
     text = render.as_json(body)
-    return Request(order["name"], body, text, {"request.json": text}, carried=frozenset({"resources.min_instances"}))
+    carried, runtime = frozenset({"resources.min_instances"}), _runtime(config, block)
+    return Request(order["name"], body, text, {"request.json": text}, carried=carried, runtime=runtime)
+
+
+def _runtime(config: JobConfig, block: Ssh) -> Runtime:
+    if block.environment == "conda":
+        return images.of(str(block.conda), "the conda environment on each host", key="ssh.conda")
+    if config.image and block.environment != "none":
+        return images.of(config.image, f"run by {block.environment} on each host")
+    venv = f", under a venv of {block.requirements}" * (block.environment == "venv")
+    return images.of(block.python, f"as each host has it{venv}", key="ssh.python")
 
 
 def of_config(config: JobConfig) -> list[Host]:

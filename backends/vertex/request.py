@@ -32,7 +32,7 @@ from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
-from cloudtrain.launcher.planning import render
+from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
 from cloudtrain.launcher.planning.request_rules import below, notes_of, places
 from cloudtrain.launcher.text import addresses
@@ -134,7 +134,11 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     notes = (*changes, *renamed, *_notes(config, kind))
     carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
     text, written, archive = render.as_yaml(body), _files(body, sending), f"code/{bundle_sha256}/{BUNDLE}"
-    return Request(name, body, text, written, sending.dump(), notes, frozenset(carried), archive=archive)
+    whose = "yours" if config.image else "cloudtrain's default, from Docker Hub"
+    pool = body["jobSpec"]["workerPoolSpecs"][0]  # as `raw` leaves it
+    image = render.at(pool, ("containerSpec", "imageUri")) or render.at(pool, ("pythonPackageSpec", "executorImageUri"))
+    own, runtime = frozenset(carried), images.of(str(image), whose)
+    return Request(name, body, text, written, sending.dump(), notes, own, archive=archive, runtime=runtime)
 
 
 def with_fence(body: dict[str, Any], fence: str) -> dict[str, Any]:

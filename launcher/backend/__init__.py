@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..job import State
     from ..metering.rate import Quote
-    from ..plan import Plan
+    from ..plan import Plan, Runtime
     from .model_files import PushedModel, PushOutcome, ServedModel, ServingFiles
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
@@ -96,6 +96,8 @@ class Request:
     """Where `-o DIR` puts the code, for a vendor's CLI that uploads the code."""
     decoded: Mapping[str, str] = field(default_factory=dict)
     """JSON texts that the body holds in a different encoding, by the name of their place."""
+    runtime: Runtime | None = None
+    """What runs the job; a backend may leave it out."""
 
     def dump(self) -> dict[str, Any]:
         """Return the data of a send, for JSON."""

@@ -82,6 +82,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
 
 def _compare(overrides: Overrides, *, as_json: bool) -> int:
     from ..jobs import compare  # with the config's models
+    from ..planning import images
 
     found = compare.offers(overrides.load, overrides.backends(), overrides.file)
     if all(offer.error or offer.lacks for offer in found):
@@ -92,7 +93,9 @@ def _compare(overrides: Overrides, *, as_json: bool) -> int:
         print_json({"backends": [offer.dump() for offer in found], "cheapest": first.backend if first else None})
     else:
         columns = width() or compare.COLUMNS
-        below = wrapped([*compare.unlike(found), *compare.refused(found)], columns)
+        made = ((offer.backend, offer.prepared.request.runtime) for offer in found if offer.prepared)
+        runtimes = [f"{backend}: {images.line(runtime)}" for backend, runtime in made if runtime and runtime.torch]
+        below = wrapped([*runtimes, *compare.unlike(found), *compare.refused(found)], columns)
         print_lines([*compare.lines(found, columns), *below])
         say(_below(first, found, overrides))
     is_planned = bool(_capable(found)) or all(offer.prepared for offer in found)

@@ -47,15 +47,16 @@ _OF_DEEPSPEED = {  # options of the launcher, with a remedy each
 }
 
 
-def notes_of(config: JobConfig, folder: Path, ranks: int = 1) -> Iterator[str]:
+def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bool = False) -> Iterator[str]:
     """Yield the notes on the code in `folder`, before the code is shipped; a note is a warning, and refuses nothing.
 
     Missing modules, empty git submodules, unused lists of packages, lost files. The notes on a script are guesses from
-    the text of its file. `ranks`: of the plan, which knows the GPUs of a machine.
+    the text of its file. `ranks`: of the plan, which knows the GPUs of a machine. `knows_torch`: the plan compares the
+    nodes' torch with the requirements (planning/images.py).
     """
     several = ranks > 1 or config.resources.instances > 1 or config.distributed.nproc_per_node not in ("auto", 1)
     yield from _submodules(folder)
-    yield from _packages(config, folder)
+    yield from _packages(config, folder, knows_torch=knows_torch)
     yield from _windows(config, folder)
     if config._left_out:
         names, cure = ", ".join(config._left_out), 'to pass the word as text, put it into quotes: "false"'
@@ -83,14 +84,14 @@ def _submodules(folder: Path) -> Iterator[str]:
             yield f"code: the git submodule `{path}` is empty, and shipped so; git submodule update --init {path}"
 
 
-def _packages(config: JobConfig, folder: Path) -> Iterator[str]:
+def _packages(config: JobConfig, folder: Path, *, knows_torch: bool) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, without an installation."""
     for key, wanted in lists_of_packages(config):
         text = _text(folder / wanted.partition("[")[0])
         read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", text, re.MULTILINE)
         if lost := ", ".join(sorted({*read} - {*config.secrets, *config.env})):
             yield f"{wanted} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
-        if key == "requirements" and (pinned := _OF_TORCH.search(text)):
+        if key == "requirements" and not knows_torch and (pinned := _OF_TORCH.search(text)):
             yield f"{wanted} asks for torch {pinned[1]}: with another torch on a node, the job fails at its start"
     if any(lists_of_packages(config)) or any("install" in line for line in config.setup):
         return

@@ -17,6 +17,7 @@ from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import Attempt, Job, require_name
 from ..money import shared_ledger_sync
 from ..plan import Plan
+from ..planning.prepare import doubts_of_runtime
 from ..store import ledger
 from ..store.budgets import Held
 from ..store.home import where
@@ -47,7 +48,7 @@ def unknown(name: str, config: JobConfig | None, home: Path) -> list[FoundAttemp
 
 def checks(name: str, config: JobConfig | None) -> list[Check]:
     """Return doctor's checks of the backend, with a line for jobs that the registry does not know."""
-    results = backends.load(name).doctor(config)
+    results = [*backends.load(name).doctor(config), *(doubts_of_runtime(config) if config else ())]
     try:
         found = unknown(name, config, where())
     except CloudtrainError as error:

@@ -15,10 +15,10 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
-from ..errors import BudgetError, ConfigError, Fault, refuse, require_all
+from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
-from . import local_data, plan_text, secret_files
+from . import images, local_data, plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
@@ -59,7 +59,9 @@ class Prepared:
         first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
         is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
         code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
+        runtime = [images.line(self.request.runtime)] if self.request.runtime and before is None else []
         unaided = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
+        code = [*runtime, *code]
         return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old, *unaided]
 
 
@@ -99,12 +101,14 @@ def prepare(
     files = needed(config, folder)
     bundle = shipped or bundles.pack(folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    checked = _checked(backend, config, plan, request)
+    checked = _checked(backend, config, plan, request, None if shipped else folder)
     refuse(fault for fault in checked if not fault.is_warning)
     if (own_config := own_places(config, f"{config.name}-{DRY_SUFFIX}")) != config:  # faults name the places as written
         request = backend.request(plan, own_config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
+    knows = request.runtime is not None and bool(request.runtime.torch)
     doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-    own = () if shipped else (*secret_files.notes_of(config, config_file), *notes_of(config, folder, plan.ranks))
+    of_code = notes_of(config, folder, plan.ranks, knows_torch=knows)
+    own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
     old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
     warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
     notes = (*request.notes, *parent, *along, *warned)
@@ -137,12 +141,12 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
     exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
     require_all(
         lambda: shipped_code.check(folder, exclude, max_bytes, files),
-        lambda: _require_request(config),
+        lambda: _require_request(config, folder),
         lambda: local_data.pinned(config, config_file.parent, hashes=False),
     )
 
 
-def _require_request(config: JobConfig) -> None:
+def _require_request(config: JobConfig, folder: Path) -> None:
     if config.sweep is not None:
         try:
             dimensions(config.sweep.space)
@@ -155,12 +159,31 @@ def _require_request(config: JobConfig) -> None:
     if config.sweep is not None:
         refuse(plans.value_faults(config, plan))
     request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    refuse(fault for fault in _checked(backend, config, plan, request) if not fault.is_warning)
+    refuse(fault for fault in _checked(backend, config, plan, request, folder) if not fault.is_warning)
 
 
-def _checked(backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request) -> list[Fault]:
-    """Return the backend's findings, and the fault of a `min_instances` without effect."""
-    return [*backend.check(request), *_without_effect(config, plan, request)]
+def doubts_of_runtime(config: JobConfig) -> Iterator[backends.Check]:
+    """Yield doctor's checks of the image or interpreter, by the job's request; none where no request can be made."""
+    if traits(config.backend).runs_here:  # the backend's own checks look at the interpreter
+        return
+    backend = backends.load(config.backend)
+    try:
+        plan = plans.make(config, backend.capacity(config))
+        request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
+    except CloudtrainError:
+        return
+    key = request.runtime.key if request.runtime else ""
+    unfit = images.faults(config, request.runtime, plan.gpus_per_instance, None)
+    for each in (*(fault for fault in backend.check(request) if fault.key == key), *unfit):
+        yield backends.Check(key, "warn" if each.is_warning else "fail", each.message, each.hint)
+
+
+def _checked(
+    backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request, folder: Path | None
+) -> list[Fault]:
+    """Return the findings of the backend, of the runtime, and the fault of a `min_instances` without effect."""
+    unfit = images.faults(config, request.runtime, plan.gpus_per_instance, folder)
+    return [*backend.check(request), *unfit, *_without_effect(config, plan, request)]
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:

@@ -187,6 +187,8 @@ def _of_place(settings: TrainingSettings, module: nn.Module, device: torch.devic
         return
     if device.type == "cpu" and not any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "clang++")):
         yield "compile needs a C++ compiler on CPUs, and there is neither g++ nor clang++; install one, or set it false"
+    if device.type == "cuda" and not any(shutil.which(name) for name in (os.environ.get("CC", "gcc"), "clang", "cc")):
+        yield "compile needs a C compiler on GPUs, and there is neither gcc nor clang; install one, or set it false"
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         yield "compile needs the package triton on GPUs, which is not installed; install it, or set compile: false"
 
