@@ -78,7 +78,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
                 argv=(*command, *task["args"][:3], stage.service),  # with the local storage endpoint
                 env={**platform, **asked, **stage.secrets, **stage.variables},
                 agents=(disk / "cloudtrain/cloudtrain",),
-                places={"/tmp/cloudtrain": disk / "cloudtrain", **mirrored},
+                places={"/tmp/cloudtrain": disk / "cloudtrain", "/gcs": stage.kept / STORAGE, **mirrored},
                 cwd=usual["HOME"],
                 names=dict(zip(hosts, stage.addresses, strict=True)),
             )

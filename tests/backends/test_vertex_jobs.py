@@ -83,6 +83,26 @@ def test_scripts_checkpoints_survive_a_loss(cli: Any, google_project: Google, fo
     assert names == {"last", "out-0", "out-1"}
 
 
+def test_files_in_the_platforms_own_folders_are_artifacts(cli: Any, google_project: Google, folder: Path) -> None:
+    """A script saves below AIP_MODEL_DIR and AIP_CHECKPOINT_DIR, as on Vertex AI by /gcs; each job has its own."""
+    wholejobs.as_script(
+        folder,
+        "import os\nfrom pathlib import Path\n"
+        "for name in ('MODEL', 'CHECKPOINT', 'TENSORBOARD_LOG') if os.environ['RANK'] == '0' else ():\n"
+        "    place = Path(os.environ[f'AIP_{name}_DIR'].replace('gs://', '/gcs/'))\n"
+        "    assert not place.exists()\n"
+        "    place.mkdir(parents=True)\n"
+        "    (place / 'a').write_text(name)\n",
+    )
+    for number, settings in enumerate(((), ("--set", f"outputs.all=gs://{BUCKET}/shared"), ())):
+        given = ("--name", f"own{number}", "--set", "distributed.allow_alone=true", *settings)
+        cli.ok("submit", "--force", "-y", *given, cwd=folder)
+        out = folder / f"out{number}"
+        cli.ok("artifacts", f"own{number}", "-o", out)
+        found = {path.parent.name: path.read_text() for path in out.rglob("a")}
+        assert found == {"model": "MODEL", "checkpoints": "CHECKPOINT", "logs": "TENSORBOARD_LOG"}
+
+
 @pytest.mark.soak
 def test_inputs_are_copied_if_nothing_is_mounted(cli: Any, google_project: Google, folder: Path) -> None:
     """A folder and a file of the bucket are copied on a machine without /gcs, and read in place with /gcs."""

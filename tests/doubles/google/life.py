@@ -130,6 +130,8 @@ def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int)
     while (ending := _next(world, job, replicas, job_restarts)) is None:
         pass
     life.end(job, replicas, _grace_s(ending))
+    for replica in replicas:
+        replica.put_written(world)
     return ending
 
 

@@ -128,17 +128,21 @@ class Replica(Machine):
     def start(self, world: World, job: Job) -> None:
         """Start the container, which dies with the calling thread, on an empty disk."""
         self.starts += 1
+        self.put_written(world)
         run = Run(self.root / f"{self.name}-{self.starts}", self.on_change)
         run.disk.mkdir(parents=True)
         shutil.copy(world.ca, run.disk / Path(CA).name)
         names = {one.hostname: one.address for one in job.replicas}
+        mounted = {GCS: _lay_out_buckets(world, run.root / "gcs")} if world.settings.gcs else {}
         container = sandbox.Container(
             argv=self._argv(world, run),
             env=_environment(world, job, self),
             root=run.root / "container",
             hostname=self.hostname,
-            private={HOME: run.disk},
-            read_only={GCS: _lay_out_buckets(world, run.root / "gcs")} if world.settings.gcs else {},
+            private={
+                HOME: run.disk,
+                **({GCS: _lay_out_buckets(world, run.root / "gcs")} if world.settings.gcs else {}),
+            },
             hosts=names,
             address=self.address if world.switch is not None else None,
             cwd=HOME,
@@ -146,6 +150,17 @@ class Replica(Machine):
         run.running = sandbox.start(container, world.switch, is_split=True)
         self.run = run
         run.read(lambda line, stream: world.logs.write(job.id, self.name, line, stream=stream))
+
+    def put_written(self, world: World) -> None:
+        """Put the files that the last container wrote below /gcs into the buckets."""
+        if self.run is None:
+            return
+        mount = self.run.root / "gcs"
+        for file in [path for path in mount.rglob("*") if path.is_file() and path.stat().st_mtime_ns]:
+            bucket, _, name = file.relative_to(mount).as_posix().partition("/")
+            with contextlib.suppress(GoogleError):  # a folder beside the buckets
+                if world.storage.read(bucket, name) != (data := file.read_bytes()):
+                    world.storage.put(bucket, name, data)
 
     def pids(self) -> list[int]:
         """Return the process numbers of the replica, the container's first process first."""
@@ -272,7 +287,10 @@ def _reference(found: re.Match[str], known: dict[str, str]) -> str:
 
 
 def _lay_out_buckets(world: World, folder: Path) -> Path:
-    """Return the folder with every bucket; an object replaced or removed later keeps its old file in the folder."""
+    """Return the folder with every bucket; an object replaced or removed later keeps its old file in the folder.
+
+    The time of change 0 marks the files that the container has not written.
+    """
     objects = world.storage.objects
     with objects.lock:
         for bucket in objects.buckets():
@@ -283,5 +301,6 @@ def _lay_out_buckets(world: World, folder: Path) -> Path:
                 place = folder / bucket.name / name
                 with contextlib.suppress(FileExistsError, NotADirectoryError):  # the name is a folder's, too
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    os.link(found.file, place)
+                    shutil.copyfile(found.file, place)
+                    os.utime(place, (0, 0))
     return folder

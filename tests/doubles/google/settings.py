@@ -18,8 +18,8 @@ class Settings(settings.Settings, LogSettings, StorageSettings, BillingSettings)
     cancelling_s: float = 0.0
     """From the end of the replicas to JOB_STATE_CANCELLED."""
     gcs: bool = True
-    """Whether replicas have /gcs/BUCKET: the objects at the start, read-only. Google's mount is writable
-    and shows the present objects."""
+    """Whether replicas have /gcs/BUCKET: the objects at the start; what a container writes becomes objects at its end.
+    Google's mount shows the present objects."""
     token_s: float = 3600.0
     """Lifetime of a token."""
     refresh_revoked: bool = False
