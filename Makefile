@@ -48,10 +48,11 @@ docs: $(DOCS_VENV)/.ready  ## The documentation as a site in build/site; a warni
 $(SDK_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SDK_VENV)
 	$(SDK_VENV)/bin/pip install --quiet -c constraints.txt -e '.[sagemaker,sagemaker-sdk]' 'pytest>=8' pytest-timeout
+	$(SDK_VENV)/bin/pip install --quiet --no-deps sagemaker-training==5.1.4 six
 	touch $@
 
 parity: $(SDK_VENV)/.ready  ## Our SageMaker request against what SageMaker's own SDK sends; a gigabyte to install.
-	$(SDK_VENV)/bin/pytest tests/sdk
+	$(SDK_VENV)/bin/pytest tests/sdk tests/entrypoints/test_toolkit.py
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

@@ -47,7 +47,7 @@ from ..contract import (
 from ..format import failure
 from ..rank import tracebacks
 from . import inputs as staging
-from . import secrets
+from . import secrets, toolkit
 from .folder_sync import Carrier
 from .log_relay import LogRelay
 
@@ -242,7 +242,7 @@ def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpe
         bundle=str(root / places.bundle),
         sha256=order.bundle_sha256,
         python=sys.executable,
-        environment={**order.environment, **inputs, **folders},
+        environment={**toolkit.variables(root, own, job.run, os.environ), **order.environment, **inputs, **folders},
         secrets=secrets.fetch(order.secrets),
         # If the platform shares no folder between running nodes, a script's start gathers files from all nodes.
         copies=str(own / "fetched.json") if order.gathers else None,

@@ -95,3 +95,45 @@ def test_inputs_are_the_folder_and_the_file_of_their_addresses(cli: Any, account
     shown = cli.ok("submit", "-y", "--name", "reads", cwd=folder, timeout_s=200).stdout
     assert "train a.txt sub/b.txt\n" in shown
     assert "one one.csv\n" in shown
+
+
+TOOLKITS = """
+import argparse, json, os
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--model-dir", default=os.environ["SM_MODEL_DIR"])
+parser.add_argument("--data", default=os.environ["SM_CHANNEL_TRAIN"])
+parser.add_argument("--one", default=os.environ["SM_CHANNEL_ONE"])
+parser.add_argument("--gpus", type=int, default=os.environ["SM_NUM_GPUS"])
+parser.add_argument("--hosts", type=json.loads, default=os.environ["SM_HOSTS"])
+given = parser.parse_args()
+training = json.loads(os.environ["SM_TRAINING_ENV"])
+found = (os.listdir(given.data), os.listdir(given.one), given.hosts, os.environ["SM_CURRENT_HOST"], given.gpus)
+print("told", *found, os.environ["SM_HP_LR"], training["hyperparameters"], os.environ["SM_CHANNELS"], flush=True)
+for folder in (given.model_dir, os.environ["SM_OUTPUT_DATA_DIR"], os.environ["SM_OUTPUT_INTERMEDIATE_DIR"]):
+    open(f"{folder}/saved-{os.path.basename(folder)}", "w").close()
+"""
+
+
+def test_script_for_the_toolkit_works_and_its_files_are_kept(cli: Any, account: Aws, folder: Path) -> None:
+    """The toolkit's variables are set, also in a rehearsal; what is saved in its folders is among the artifacts."""
+    for key in ("train/a.txt", "one.csv"):
+        account.client("s3").put_object(Bucket="cloudtrain-tests", Key=f"sm/{key}", Body=key.encode())
+    (folder / "train.py").write_text(TOOLKITS)
+    config = CONFIG.partition("training:")[0].replace("task: task.py", "script: train.py").replace("spot: true", "")
+    config = config.replace("nproc_per_node: 1", "nproc_per_node: 1, allow_alone: true")
+    places = (
+        "inputs: {train: s3://cloudtrain-tests/sm/train/, one: s3://cloudtrain-tests/sm/one.csv}\nargs: {lr: 0.1}\n"
+    )
+    (folder / "cloudtrain.yaml").write_text(f"{config}{places}limits: {CONFIG.partition('limits: ')[2]}")
+    done = cli.ok("submit", "-y", "--name", "kit", cwd=folder, timeout_s=200)
+    assert "lost" not in done.stdout + done.stderr
+    hosts = "['algo-1', 'algo-2']"
+    values = '0 0.1 {\'lr\': 0.1} ["one","train"]'
+    assert f"told ['a.txt'] ['one.csv'] {hosts} algo-1 {values}" in done.stdout
+    assert f"told ['a.txt'] ['one.csv'] {hosts} algo-2 {values}" in done.stdout
+    cli.ok("artifacts", "kit", "-o", folder / "out")
+    names = {"saved-model", "saved-data", "saved-intermediate"}
+    assert {path.name for path in (folder / "out").rglob("saved-*")} == names
+    rehearsed = cli("rehearse", cwd=folder, timeout_s=200)
+    assert (rehearsed.code, "it runs" in rehearsed.stdout) == (0, True), rehearsed.stdout + rehearsed.stderr
