@@ -14,6 +14,7 @@ from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES
 
+from ..backend_table import traits
 from . import accelerate
 from .codefiles import is_in_code, is_installed, kind_of, lists_of_packages, names_in
 from .schema import JobConfig
@@ -25,7 +26,7 @@ _LISTS = re.compile(r"^# dependencies\s*=", re.MULTILINE)
 # The call by which a script saves a file; a folder kept after the end; an option to continue from a checkpoint.
 _SAVES = re.compile(r"\b(?:torch\.save|save_file|save_pretrained|joblib\.dump|pickle\.dump|\w+\.save)\(")
 _SCHEMES = "|".join(["abfs", *(name for name in STORES if name != "file")])
-_FOLDERS = re.compile(rf"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:{_SCHEMES})://|SM_MODEL_DIR|AIP_\w+_DIR")
+_FOLDERS = re.compile(rf"CLOUDTRAIN_(?:CHECKPOINT|OUTPUT)_DIR|\b(?:{_SCHEMES})://")
 _RESUMES = re.compile(r"""["'](--?(?:resume|restore|continue|load|init|ckpt|checkpoint|snapshot)[\w-]*)["']""")
 _JOINS = re.compile(
     r"distributed|process_group|accelerat|lightning|fabric|transformers|deepspeed|composer|horovod|\bray\b"
@@ -63,6 +64,8 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
         yield f"{names}: false or null, so the option is left out, and the script's default counts; {cure}"
     if config.script:
         yield from _script(config, config.script, _text(folder / config.script), several=several)
+    if program := config.script or config.task or (config.module and f"{config.module.replace('.', '/')}.py"):
+        yield from _of_platforms(config, program, _text(folder / program))
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
         if several and not config.distributed.allow_alone:
             yield from _meeting(config, entry, _text(folder / entry))
@@ -116,7 +119,9 @@ def _lists_packages(text: str) -> bool:
 def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iterator[str]:
     """Yield a note for lost files, for a missing `resume_args`, and for ranks that train alone."""
     is_kept = any(not name.startswith("!") for name in config.keep)
-    if _SAVES.search(text) and not (config.keep or config.outputs or _FOLDERS.search(text)):
+    named = "\n".join([text, *config.args, *config.env.values()])
+    kept = any(map(_FOLDERS.search, (named, *_names(text, config.backend).values())))
+    if _SAVES.search(text) and not (config.keep or config.outputs or kept):
         lost = "files outside CLOUDTRAIN_CHECKPOINT_DIR are lost with the machines"
         yield f"{script} saves files, and `keep` is not set: {lost}; name the files in `keep`"
     if is_kept and not config.resume_args and (option := _RESUMES.search(text)):
@@ -124,6 +129,37 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
         yield f"{script} takes {option[1]}, and `resume_args` is not set: {again}: write the option in `resume_args`"
     if several and text and not config.distributed.allow_alone and not _JOINS.search(text):
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
+
+
+def _names(text: str, backend: str) -> dict[str, str]:
+    """Return the platform's names that strings of the text begin with, each with what stands for the name."""
+    found: dict[str, str] = {}
+    for name, ours in variables.OF_PLATFORMS.get(backend, {}).items():
+        pattern = re.escape(name).replace(r"\*", r"([\w-]*)")
+        for match in re.finditer(f"[\"']({pattern})", text):
+            found.setdefault(match[1], ours.replace("*", match[2].upper() or "X") if "*" in name else ours)
+    return found
+
+
+def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
+    """Yield notes on variables and paths of platforms in the script, which a job on this backend does not have."""
+    here, words, nobodys = _names(text, config.backend), f"{text}\n{config.args}\n{config.env}", _names(text, "")
+    for backend in (name for name in variables.OF_PLATFORMS if name != config.backend):
+        lost = {
+            theirs: ours
+            for theirs, ours in _names(text, backend).items()
+            if not (theirs in config.env or (ours and (ours in words or ours in here.values())))
+            and not re.search(rf"[\"']{re.escape(theirs)}[\"'] (?:not )?in ", text)  # the script serves both
+            and (not backend or theirs not in nobodys)
+        }
+        use = ", ".join(dict.fromkeys(filter(None, lost.values())))
+        if lost:
+            whose = f"only {traits(backend).help.rstrip('.')} has" if backend else "no job of cloudtrain has"
+            yield f"{script} uses {', '.join(lost)}, which {whose}{f': use {use}' if use else ''}"
+    for theirs, ours in here.items():
+        name = ours.removeprefix("CLOUDTRAIN_INPUT_").lower()
+        if name != ours.lower() and re.search(rf"environ\[.{theirs}.\]", text) and name not in config.inputs:
+            yield f"{script} reads {theirs}, and `inputs` has no `{name}`"
 
 
 def _windows(config: JobConfig, folder: Path) -> Iterator[str]:

@@ -218,6 +218,63 @@ def test_script_that_would_lose_work_has_a_note(
     assert [note.startswith(begin or "") for note in notes(folder, *settings)] == [True] * (begin is not None)
 
 
+SAVES = "import os, torch\ntorch.save({}, os.environ[%s] + '/a')\n"
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "settings", "said"),
+    [
+        ("sagemaker", "SM_MODEL_DIR", (), []),
+        ("sagemaker", "SM_OUTPUT_DATA_DIR", (), []),
+        ("azureml", "AZURE_ML_OUTPUT_output", (), []),
+        ("vertex", "AIP_CHECKPOINT_DIR", (), []),
+        ("local", "SM_MODEL_DIR", ("env={SM_MODEL_DIR: $CLOUDTRAIN_OUTPUT_DIR}",), []),
+        *(
+            (backend, name, (), ["train.py saves", f"train.py uses {name}, which only {vendor} has: use {ours}"])
+            for backend, name, vendor, ours in (
+                ("local", "SM_MODEL_DIR", "Amazon SageMaker", "CLOUDTRAIN_OUTPUT_DIR"),
+                ("ssh", "SM_CHANNEL_TRAINING", "Amazon SageMaker", "CLOUDTRAIN_INPUT_TRAINING"),
+                ("slurm", "AIP_MODEL_DIR", "Google Vertex AI", "CLOUDTRAIN_OUTPUT_DIR"),
+                ("vertex", "SM_OUTPUT_DATA_DIR", "Amazon SageMaker", "CLOUDTRAIN_OUTPUT_DIR"),
+                ("sagemaker", "AIP_TENSORBOARD_LOG_DIR", "Google Vertex AI", "CLOUDTRAIN_OUTPUT_DIR"),
+                ("azureml", "AIP_MODEL_DIR", "Google Vertex AI", "CLOUDTRAIN_OUTPUT_DIR"),
+                ("sagemaker", "AZURE_ML_INPUT_train", "Azure Machine Learning", "CLOUDTRAIN_INPUT_TRAIN"),
+                ("vertex", "SM_HPS", "Amazon SageMaker", "the options of `args`"),
+            )
+        ),
+        (
+            "vertex",
+            "AIP_TRAINING_DATA_URI",
+            (),
+            ["train.py saves", "train.py uses AIP_TRAINING_DATA_URI, which no job of cloudtrain has: use CLOUDTRAIN_I"],
+        ),
+        ("sagemaker", "SM_CHANNEL_A", (), ["train.py saves", "train.py reads SM_CHANNEL_A, and `inputs` has no `a`"]),
+        ("sagemaker", "SM_CHANNEL_A", ("inputs={a: s3://bucket/a/}", "keep=[x]"), []),
+    ],
+)
+def test_variables_of_one_platform_have_a_note_elsewhere(
+    folder: Path, backend: str, name: str, settings: tuple[str, ...], said: list[str]
+) -> None:
+    """Only where the platform sets the variable are the files kept; elsewhere the note has cloudtrain's own name."""
+    (folder / "train.py").write_text(SAVES % repr(name))
+    found = notes(folder, *settings, backend=backend)
+    assert [note.startswith(begin) for note, begin in zip(found, said, strict=True)] == [True] * len(said), found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d = os.environ['SM_MODEL_DIR'] if 'SM_MODEL_DIR' in os.environ else 'out'\n",
+        "d = os.environ.get('SM_MODEL_DIR', os.environ.get('CLOUDTRAIN_OUTPUT_DIR'))\n",
+        "# as SM_MODEL_DIR in SageMaker\ncuda = 'SM_80'\n",
+    ],
+)
+def test_script_that_serves_several_platforms_has_no_note(folder: Path, text: str) -> None:
+    """The script asks whether the variable is there, reads cloudtrain's too, or names the variable in a comment."""
+    (folder / "train.py").write_text(f"import os\n{text}")
+    assert notes(folder) == []
+
+
 def test_deepspeeds_file_of_variables_has_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher reads it in the folder and at home; the note names the variables that `env` lacks, never a value."""
     (folder / "train.py").write_text(DEEP)
