@@ -144,6 +144,7 @@ def _rehearse(
         afresh = ("checkpoint.resume=auto",) if named else ()  # the sandbox has no other job's files
         shown = replace(overrides, settings=(*overrides.settings, *chosen.settings, *afresh))
         prepared = prepare(shown.load(), overrides.file, own / "bundles", dry=False, shipped=whole.bundle)
+        prepared = replace(prepared, warnings=whole.warnings)  # of the code, which the second look leaves out
         shipped = proofs.files_of(whole)
         unset = [name for name in config.secrets if name not in os.environ]
         secrets = {name: os.environ[name] for name in config.secrets if name in os.environ}

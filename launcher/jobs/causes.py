@@ -79,6 +79,11 @@ CAUSES = (
         "code.dir holds it, that no ignore file names it, and that env.PYTHONPATH names a folder such as src",
     ),
     Cause(
+        r"KeyError: '(?P<name>(?:SM|AIP|AZUREML|AZURE_ML)_\w+)'",
+        "only the jobs of another platform have {name}, or `inputs` lacks the entry",
+        "`plan` names cloudtrain's own variable for the script, or the missing entry",
+    ),
+    Cause(
         r"No such file or directory: '(?P<path>(?!/)[^']+)'",
         "`{path}` was not sent with the code",
         "see that code.dir holds it and that no ignore file names it; data comes by `inputs`",

@@ -325,7 +325,7 @@ def _left(verdict: Verdict, ended: StartResult) -> bool:
     if ended.state == "failed":
         return _wrong(verdict, ended, "interrupted", "asked to stop, it failed instead of leaving")
     wanted = laid_out.codes.get("interrupted")
-    shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
+    shown = "" if wanted is None else f", exit code {' and '.join(map(str, dict.fromkeys(ended.codes)))}"
     words = f"asked to stop ({laid_out.notice}), it left in {ended.left_s:.1f} s{shown}"
     if wanted is not None and ended.state == "stopped" and any(code != wanted for code in ended.codes):
         return _wrong(verdict, ended, "interrupted", f"{words}, where the platform needs {wanted}")
@@ -334,7 +334,7 @@ def _left(verdict: Verdict, ended: StartResult) -> bool:
 
 def _done(verdict: Verdict, ended: StartResult) -> bool:
     wanted = ended.laid_out.codes.get("done")
-    shown = "" if wanted is None else f", exit code {' '.join(map(str, ended.codes))}"
+    shown = "" if wanted is None else f", exit code {' and '.join(map(str, dict.fromkeys(ended.codes)))}"
     if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
         return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'unknown'}{shown}")
     return verdict.found("ended", f"ended as done{shown}")

@@ -61,6 +61,7 @@ TEXTS = [
     ("RuntimeError", SHM, "shared memory (/dev/shm) is too small"),
     ("OSError", "[Errno 28] No space left on device", "a disk is full"),
     ("RuntimeError", "iostream error; the disk of /mnt/checkpoints is full: 3 MB free", "a disk is full"),
+    ("KeyError", "'SM_CHANNEL_TRAIN'", "only the jobs of another platform have SM_CHANNEL_TRAIN, or `inputs` lacks"),
     ("ModuleNotFoundError", "No module named 'strtok'", "no module `strtok`; name its package in `requirements`"),
     (
         None,

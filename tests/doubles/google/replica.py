@@ -139,10 +139,7 @@ class Replica(Machine):
             env=_environment(world, job, self),
             root=run.root / "container",
             hostname=self.hostname,
-            private={
-                HOME: run.disk,
-                **({GCS: _lay_out_buckets(world, run.root / "gcs")} if world.settings.gcs else {}),
-            },
+            private={HOME: run.disk, **mounted},
             hosts=names,
             address=self.address if world.switch is not None else None,
             cwd=HOME,
