@@ -188,7 +188,7 @@ def rehearse(
         verdict.hint = f"the environment holds torch and {prepared.config.requirements} alone: add the package there"
     if (verdict.failure or {}).get(
         "type"
-    ) == "KeyError":  # a variable of another platform: the plan's note has the cure
+    ) == "KeyError":  # of the environment: the plan's note has the cure
         name = str((verdict.failure or {}).get("message")).strip("'\"")
         verdict.hint = next((note for note in prepared.warnings if f" {name}" in note), "")
     verdict.scaled, verdict.not_checked = chosen.words, [*verdict.not_checked, *_not_checked(work)]
