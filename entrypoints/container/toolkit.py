@@ -1,8 +1,8 @@
 """The variables of SageMaker's training toolkit, for scripts that were written for the toolkit.
 
 SageMaker itself sets TRAINING_JOB_NAME and AWS_REGION. The names SM_* come from the package `sagemaker-training` in
-AWS's images, whose entrypoint a job of cloudtrain replaces. Names, values and JSON are the package's (version 5.1.4,
-`environment.py`), without cloudtrain's own channels.
+AWS's images, whose entrypoint a job of cloudtrain replaces. Names, values and JSON are the package's (version 5.1.4),
+without cloudtrain's own channels.
 """
 
 from __future__ import annotations

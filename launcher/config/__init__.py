@@ -93,7 +93,11 @@ def _checked(
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
-    if faults and further is not None and (sound := config or _sound(root, faults)) is not None:
+    if (
+        faults
+        and further is not None
+        and (sound := config or _sound(*_model_and_data(root), [fault.key for fault in faults])) is not None
+    ):
         faults += [_placed(fault, root, ()) for fault in further(sound, path) if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
@@ -160,7 +164,8 @@ def placed(error: ConfigError, path: Path, overrides: Sequence[str] = ()) -> Con
     with suppress(ConfigError):
         root = _tree(path, ())
     given = tuple(assignment.partition("=")[0].strip() for assignment in overrides)
-    return ConfigError([_placed(fault, root, given) for fault in error.faults])
+    faults = [_placed(fault, root, given) for fault in error.faults]
+    return ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
 
 
 @contextmanager
@@ -296,20 +301,36 @@ def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:
         return None, list(schemafaults.faults_of(exc, root))
 
 
-def _sound(root: YamlNode, faults: Sequence[Fault]) -> JobConfig | None:
+def cured(config: JobConfig, faults: Sequence[Fault]) -> JobConfig | None:
+    """Return the config with sound values for the faulty keys, to look for further faults; None if there is none."""
+    data = config.model_dump(mode="json", exclude_defaults=True)
+    return _sound(schema.model(data), data, [fault.key for fault in faults])
+
+
+def _sound(model: type[JobConfig], data: dict[str, Any], keys: Sequence[str]) -> JobConfig | None:
     """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
-    model, data = _model_and_data(root)
-    for fault in faults:
-        *above, last = fault.key.split(".")
-        section: Any = data
-        for step in above:
-            section = section.get(step) if isinstance(section, dict) else None
-        if isinstance(section, dict):
-            section.pop(last, None)
-    try:
-        return model.model_validate(data)
-    except ValidationError:
-        return None
+    for key in dict.fromkeys(keys):
+        _cure(data, tuple(key.split(".")))
+    for _ in range(2):
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            for each in error.errors():
+                _cure(data, each["loc"])
+    return None
+
+
+def _cure(data: dict[Any, Any], path: KeyPath) -> None:
+    """Remove the key; in place of a missing key, set the schema's example."""
+    section = data
+    for step in path[:-1]:
+        if not isinstance(section.setdefault(step, {}), dict):
+            path = (step,)  # the key is in a list
+            break
+        section = section[step]
+    field = fields.field_at(path)
+    if path and section.pop(path[-1], None) is None and field is not None and field.examples:
+        section[path[-1]] = field.examples[0]
 
 
 def _follows(fault: Fault, faults: Sequence[Fault], root: YamlNode) -> bool:

@@ -17,8 +17,8 @@ from .. import channels
 from ..backend_table import traits
 from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
+from . import all_faults, images, local_data, plan_text, secret_files
 from . import bundle as bundles
-from . import images, local_data, plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
@@ -81,15 +81,30 @@ def prepare(
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
     parent, whose place is an input of the config already.
     """
+    try:
+        return _prepared(config, config_file, cache, dry, shipped, spent_micro, parent)
+    except (ConfigError, BudgetError) as error:
+        found = error.faults if isinstance(error, ConfigError) else ()
+        if shipped or (found and error.where) or not (faults := dict.fromkeys([*found, *refused(config, config_file)])):
+            raise
+        raise ConfigError(list(faults)) from error
+
+
+def _prepared(
+    config: JobConfig,
+    config_file: Path,
+    cache: Path,
+    dry: bool,
+    shipped: backends.Bundle | None,
+    spent_micro: int,
+    parent: Sequence[str],
+) -> Prepared:
+    """Return the prepared submit. Raises ConfigError with the faults of the first check that fails."""
     from ..config.codefiles import needed
     from ..config.codenotes import notes_of
 
     require_whole(config.backend)
-    try:
-        config, along = local_data.pinned(config, config_file.parent)
-    except ConfigError:
-        require_a_plan(config, config_file)  # raises it with all other faults
-        raise
+    config, along = local_data.pinned(config, config_file.parent)
     backend = backends.load(config.backend)
     capacity = backend.capacity(config)
     plan = plans.make(config, capacity, spent_micro)
@@ -141,7 +156,7 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
     exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
     require_all(
         lambda: shipped_code.check(folder, exclude, max_bytes, files),
-        lambda: _require_request(config, folder),
+        lambda: all_faults.require_all_of(config, lambda each: _require_request(each, folder)),
         lambda: local_data.pinned(config, config_file.parent, hashes=False),
     )
 

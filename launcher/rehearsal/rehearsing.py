@@ -186,9 +186,7 @@ def rehearse(
     verdict.seconds = time.monotonic() - begun_s
     if prepared.config.requirements and (verdict.failure or {}).get("type") in ("ModuleNotFoundError", "ImportError"):
         verdict.hint = f"the environment holds torch and {prepared.config.requirements} alone: add the package there"
-    if (verdict.failure or {}).get(
-        "type"
-    ) == "KeyError":  # of the environment: the plan's note has the cure
+    if (verdict.failure or {}).get("type") == "KeyError":  # of the environment: the plan's note has the cure
         name = str((verdict.failure or {}).get("message")).strip("'\"")
         verdict.hint = next((note for note in prepared.warnings if f" {name}" in note), "")
     verdict.scaled, verdict.not_checked = chosen.words, [*verdict.not_checked, *_not_checked(work)]
