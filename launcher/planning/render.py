@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Characters that YAML accepts only escaped, or reads as an end of a line (YAML 1.1, "c-printable" and "b-char").
 _UNPRINTABLE = "[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]"
+LONG_TEXT = 1000
 YAML_WIDTH = 120
 _TEXT = "tag:yaml.org,2002:str"
 _EXPONENT = re.compile(r"-?\d+(\.\d+)?[eE][-+]?\d+$")
@@ -50,12 +52,19 @@ def as_json(body: dict[str, Any]) -> str:
     return json.dumps(body, indent=2, ensure_ascii=False) + "\n"
 
 
-def as_yaml(body: dict[str, Any]) -> str:
-    """Return the mapping as YAML for a dry run, with the keys in order."""
+def as_yaml(body: dict[str, Any], *, repeats: bool = True) -> str:
+    """Return the mapping as YAML, with the keys in order; without `repeats`, a long text once, and then its alias."""
     import yaml
 
     class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
         """Writes texts of several lines as literal blocks, and quotes a text that YAML 1.2 reads as a number, 12e3."""
+
+        def represent_data(self, data: Any) -> Any:
+            return super().represent_data(sys.intern(data) if isinstance(data, str) else data)
+
+        def ignore_aliases(self, data: Any) -> bool:
+            is_long = isinstance(data, str) and len(data) > LONG_TEXT
+            return bool(super().ignore_aliases(data)) and (repeats or not is_long)
 
     def shown(dumper: Any, text: str) -> Any:
         style = "|" if "\n" in text else "'" if _EXPONENT.match(text) else None

@@ -91,6 +91,14 @@ def wheel_digest() -> str:
     return hashlib.sha256(request.wheel(request.boot_source())[1]).hexdigest()
 
 
+def test_dry_run_shows_the_boot_program_once(render: Render) -> None:
+    """Both pools have the program: the text has an alias in the second, and a file for gcloud has the whole text."""
+    made = render(PLAIN)
+    assert len(made.body["jobSpec"]["workerPoolSpecs"]) == 2
+    assert (made.text.count("# Fetches a job's code"), yaml.safe_load(made.text)) == (1, made.body)
+    assert made.files["job-spec.yml"].count("# Fetches a job's code") == 2
+
+
 @pytest.mark.parametrize(("name", "text"), [("plain", PLAIN), ("everything", EVERYTHING)])
 def test_request_equals_the_golden_file(name: str, text: str, render: Render) -> None:
     """The whole request is compared, so every new or missing field shows; Google's client and our check accept it."""
