@@ -12,65 +12,79 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from .. import atomic_json
 from ..agent import gpus
 from ..contract import RunSpec
 
-_OPTION = re.compile(r"--?[^\W\d]")
 _OWN_CHANNELS = ("code", "job")  # backends/sagemaker/request.py refuses inputs of these names
+_OPTION = re.compile(r"--?[^\W\d]")
 
 
 def variables(root: Path, own: Path, run: RunSpec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the toolkit's variables; empty outside SageMaker, whose configuration files lie below `root`.
 
-    `own`: cloudtrain's folder, with the code. Each folder that a variable names for files of the job is uploaded.
+    `own`: cloudtrain's folder, with the code. SageMaker uploads each folder that a variable names for files of the job.
     """
-    resources = atomic_json.read_json(root / "input/config/resourceconfig.json")
-    if not isinstance(resources, dict):
+    told = atomic_json.read_json(root / "input/config/resourceconfig.json")
+    if not isinstance(told, dict):
         return {}
-    name = run.target if run.kind in ("script", "task") else f"{run.target.replace('.', '/')}.py"
+    inputs = atomic_json.read_json(root / "input/config/inputdataconfig.json") or {}
+    channels = {name: each for name, each in inputs.items() if name not in _OWN_CHANNELS}
+    folders = {name: str(root / "input/data" / name) for name in channels}
+    groups = {group["instance_group_name"]: group for group in told.get("instance_groups", ())}
+    group = told.get("current_group_name", "homogeneousCluster")
+    name = f"{run.target.replace('.', '/')}.py" if run.kind == "module" else run.target
+    job, values = environ.get("TRAINING_JOB_NAME", ""), hyperparameters(run.args)
+    with contextlib.suppress(OSError):  # the toolkit copies these files at once, SageMaker at the job's end
+        (root / "output/data/intermediate").mkdir(parents=True, exist_ok=True)
+        (root / "output/intermediate").symlink_to("data/intermediate", target_is_directory=True)
     facts = {
-        **_machines(resources),
-        **_folders(root),
+        "current_host": told["current_host"],
+        "current_instance_group": group,
+        "current_instance_group_hosts": groups.get(group, {}).get("hosts", []),
+        "current_instance_type": told.get("current_instance_type", "local"),
+        "distribution_instance_groups": [],
         "framework_module": environ.get("SAGEMAKER_TRAINING_MODULE"),
-        "hyperparameters": hyperparameters(run.args),
+        "hosts": told["hosts"],
+        "input_data_config": channels,
+        "instance_groups": list(groups),
+        "instance_groups_dict": groups,
+        "is_hetero": len(groups) > 1,
         "log_level": 20,
         "module_dir": str(own / "code"),
         "module_name": name.removesuffix(".py"),
+        "network_interface_name": told.get("network_interface_name", "eth0"),
+        "num_cpus": os.cpu_count(),
+        "num_gpus": len(gpus.found()["gpus"]),
+        "num_neurons": 0,
+        "resource_config": told,
         "user_entry_point": name,
+        **{f"{key}_dir": str(root / key.replace("_", "/")) for key in ("input", "input_config", "model", "output")},
+        **{f"output_{key}_dir": str(root / "output" / key) for key in ("data", "intermediate")},
     }
     training = {
         **facts,
+        **dict.fromkeys(("is_smddpmprun_installed", "is_smddprun_installed"), False),
         "additional_framework_parameters": {},
+        "channel_input_dirs": folders,
         "distribution_hosts": [],
-        "is_master": facts["current_host"] == facts["hosts"][0],
+        "hyperparameters": values,
+        "is_master": told["current_host"] == told["hosts"][0],
         "is_modelparallel_enabled": None,
-        "is_smddpmprun_installed": False,
-        "is_smddprun_installed": False,
-        "job_name": environ.get("TRAINING_JOB_NAME"),
-        "master_hostname": facts["hosts"][0],
-        "topology": resources.get("topology", []),
+        "job_name": job,
+        "master_hostname": told["hosts"][0],
+        "topology": told.get("topology", []),
     }
-    values, channels = facts.pop("hyperparameters"), facts.pop("channel_input_dirs")
-    shown = {
-        **facts,
-        "channels": sorted(channels),
-        "framework_params": {},
-        "hps": values,
-        "training_env": training,
-        "user_args": list(run.args),
-        **{f"channel_{key}": path for key, path in channels.items()},
-        **{f"hp_{key}": value for key, value in values.items()},
+    own_names = {"channels": sorted(channels), "framework_params": {}, "hps": values, "user_args": list(run.args)}
+    named = {f"channel_{key}": path for key, path in folders.items()} | {
+        f"hp_{key}": each for key, each in values.items()
     }
-    beside = {
-        "CURRENT_HOST": facts["current_host"],
-        "SAGEMAKER_JOB_NAME": environ.get("TRAINING_JOB_NAME", ""),
-        "SAGEMAKER_REGION": environ.get("AWS_REGION", ""),
-    }
-    return {**{f"SM_{key.upper()}": _text(value) for key, value in shown.items()}, **beside}
+    shown = {**facts, **own_names, **named, "training_env": training}
+    beside = {"CURRENT_HOST": told["current_host"], "SAGEMAKER_REGION": environ.get("AWS_REGION", "")}
+    return {f"SM_{key.upper()}": _text(each) for key, each in shown.items()} | beside | {"SAGEMAKER_JOB_NAME": job}
 
 
 def hyperparameters(words: tuple[str, ...]) -> dict[str, Any]:
@@ -78,58 +92,16 @@ def hyperparameters(words: tuple[str, ...]) -> dict[str, Any]:
 
     The values are JSON where they can be, as the SDK sends them; an option with several values has a list.
     """
-    values: dict[str, list[Any]] = {}
+    values: dict[str, list[Any]] = {"": []}
     name = ""
     for word in words:
         option, is_set, value = word.partition("=")
         if _OPTION.match(option):
             name = option.lstrip("-")
             values[name] = [_value(value)] if is_set else []
-        elif name:
+        else:
             values[name].append(_value(word))
-    return {name: True if not each else each[0] if len(each) == 1 else each for name, each in values.items()}
-
-
-def _machines(resources: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about the instances, by SageMaker's file."""
-    groups = {group["instance_group_name"]: group for group in resources.get("instance_groups", ())}
-    current = resources.get("current_group_name", "homogeneousCluster")
-    return {
-        "current_host": resources["current_host"],
-        "current_instance_group": current,
-        "current_instance_group_hosts": groups.get(current, {}).get("hosts", []),
-        "current_instance_type": resources.get("current_instance_type", "local"),
-        "distribution_instance_groups": [],
-        "hosts": resources["hosts"],
-        "instance_groups": list(groups),
-        "instance_groups_dict": groups,
-        "is_hetero": len(groups) > 1,
-        "network_interface_name": resources.get("network_interface_name", "eth0"),
-        "num_cpus": os.cpu_count(),
-        "num_gpus": len(gpus.found()["gpus"]),
-        "num_neurons": 0,
-        "resource_config": resources,
-    }
-
-
-def _folders(root: Path) -> dict[str, Any]:
-    """Return the platform's folders, and the channels of the job's own inputs."""
-    config = atomic_json.read_json(root / "input/config/inputdataconfig.json") or {}
-    channels = {name: each for name, each in config.items() if name not in _OWN_CHANNELS}
-    intermediate = root / "output/intermediate"  # the toolkit copies the files to S3; here SageMaker does, at the end
-    with contextlib.suppress(OSError):
-        (root / "output/data/intermediate").mkdir(parents=True, exist_ok=True)
-        intermediate.symlink_to(PurePath("data/intermediate"), target_is_directory=True)
-    return {
-        "channel_input_dirs": {name: str(root / "input/data" / name) for name in channels},
-        "input_config_dir": str(root / "input/config"),
-        "input_data_config": channels,
-        "input_dir": str(root / "input"),
-        "model_dir": str(root / "model"),
-        "output_data_dir": str(root / "output/data"),
-        "output_dir": str(root / "output"),
-        "output_intermediate_dir": str(intermediate),
-    }
+    return {key: True if not each else each[0] if len(each) == 1 else each for key, each in values.items() if key}
 
 
 def _value(word: str) -> Any:

@@ -24,41 +24,33 @@ _OF_RANK = re.compile(rf"\$(\$?)(?:({'|'.join(OF_TORCHRUN)})\b|\{{({'|'.join(OF_
 PYTHONPATH = f"{PREFIX}PYTHONPATH"
 WORKDIR = f"{PREFIX}WORKDIR"  # the folder below the code in which a script or module starts; absent: the code folder
 
-# Variables and paths that only the jobs of a platform have, by the backend's name, each with cloudtrain's own in its
-# place, or "" if there is none; `*` stands for the rest of the name. SM_*: container/toolkit.py sets them.
-OF_PLATFORMS: dict[str, dict[str, str]] = {
+# By the backend's name: cloudtrain's own variables, each with the variables and paths in whose place it stands, which
+# only the platform's jobs have (container/toolkit.py sets SM_*); `*` is the rest of a name. "": set by no backend.
+OF_PLATFORMS = {
     "sagemaker": {
-        **dict.fromkeys(("SM_MODEL_DIR", "SM_OUTPUT_DIR", "SM_OUTPUT_DATA_DIR"), "CLOUDTRAIN_OUTPUT_DIR"),
-        **dict.fromkeys(("SM_OUTPUT_INTERMEDIATE_DIR", "/opt/ml/model", "/opt/ml/output/"), "CLOUDTRAIN_OUTPUT_DIR"),
-        "/opt/ml/checkpoints": "CLOUDTRAIN_CHECKPOINT_DIR",
-        **dict.fromkeys(("SM_CHANNEL_*", "/opt/ml/input/data/*"), "CLOUDTRAIN_INPUT_*"),
-        "SM_NUM_GPUS": "LOCAL_WORLD_SIZE",
-        "SM_HOSTS": "CLOUDTRAIN_NUM_NODES",
-        "SM_CURRENT_HOST": "CLOUDTRAIN_NODE_RANK",
-        "TRAINING_JOB_NAME": "CLOUDTRAIN_JOB",
-        **dict.fromkeys(("SM_HPS", "SM_HP_*", "SM_USER_ARGS"), "the options of `args`"),
-        **dict.fromkeys(("SM_CHANNELS", "SM_INPUT_*", "SM_TRAINING_ENV", "SM_RESOURCE_CONFIG", "SM_NUM_CPUS"), ""),
+        "CLOUDTRAIN_OUTPUT_DIR": "SM_MODEL_DIR SM_OUTPUT_DIR SM_OUTPUT_DATA_DIR SM_OUTPUT_INTERMEDIATE_DIR "
+        "/opt/ml/model /opt/ml/output/",
+        "CLOUDTRAIN_CHECKPOINT_DIR": "/opt/ml/checkpoints",
+        "CLOUDTRAIN_INPUT_*": "SM_CHANNEL_* /opt/ml/input/data/*",
+        "LOCAL_WORLD_SIZE": "SM_NUM_GPUS",
+        "CLOUDTRAIN_NUM_NODES": "SM_HOSTS",
+        "CLOUDTRAIN_NODE_RANK": "SM_CURRENT_HOST",
+        "CLOUDTRAIN_JOB": "TRAINING_JOB_NAME",
+        "the options of `args`": "SM_HPS SM_HP_* SM_USER_ARGS",
+        "": "SM_CHANNELS SM_INPUT_* SM_TRAINING_ENV SM_RESOURCE_CONFIG SM_NUM_CPUS",
     },
     "azureml": {
-        "AZURE_ML_OUTPUT_*": "CLOUDTRAIN_OUTPUT_DIR",
-        "AZURE_ML_INPUT_*": "CLOUDTRAIN_INPUT_*",
-        "AZUREML_RUN_ID": "CLOUDTRAIN_JOB",
-        "AZUREML_NODE_COUNT": "CLOUDTRAIN_NUM_NODES",
-        "AZUREML_CR_NODE_RANK": "CLOUDTRAIN_NODE_RANK",
-        "AZUREML_*": "",
+        "CLOUDTRAIN_OUTPUT_DIR": "AZURE_ML_OUTPUT_*",
+        "CLOUDTRAIN_INPUT_*": "AZURE_ML_INPUT_*",
+        "": "AZUREML_*",
     },
     "vertex": {
-        **dict.fromkeys(("AIP_MODEL_DIR", "AIP_TENSORBOARD_LOG_DIR"), "CLOUDTRAIN_OUTPUT_DIR"),
-        "AIP_CHECKPOINT_DIR": "CLOUDTRAIN_CHECKPOINT_DIR",
-        "/gcs/": "CLOUDTRAIN_OUTPUT_DIR or CLOUDTRAIN_INPUT_X",
-        "CLOUD_ML_JOB_ID": "CLOUDTRAIN_JOB",
-        "CLUSTER_SPEC": "CLOUDTRAIN_NUM_NODES",
+        "CLOUDTRAIN_OUTPUT_DIR": "AIP_MODEL_DIR AIP_TENSORBOARD_LOG_DIR",
+        "CLOUDTRAIN_CHECKPOINT_DIR": "AIP_CHECKPOINT_DIR",
+        "CLOUDTRAIN_OUTPUT_DIR or CLOUDTRAIN_INPUT_X": "/gcs/",
     },
-    "": {  # of other kinds of jobs on the platforms: set by none of the backends
-        **dict.fromkeys(
-            ("AIP_TRAINING_DATA_URI", "AIP_VALIDATION_DATA_URI", "AIP_TEST_DATA_URI"), "CLOUDTRAIN_INPUT_X"
-        ),
-        "AZUREML_DATAREFERENCE_*": "CLOUDTRAIN_INPUT_*",
+    "": {
+        "CLOUDTRAIN_INPUT_*": "AIP_TRAINING_DATA_URI AIP_VALIDATION_DATA_URI AIP_TEST_DATA_URI AZUREML_DATAREFERENCE_*"
     },
 }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import ConfigError
+from ..errors import BudgetError, ConfigError
 from ..planning import prepare as planning
 from ..planning.prepare import Prepared
 
@@ -31,11 +31,14 @@ def prepare(
         prepared = planning.prepare(
             config, config_file, cache, dry=dry, shipped=shipped, spent_micro=spent_micro, parent=parent
         )
-    except ConfigError as error:
-        if not parent or error.where:
+    except (ConfigError, BudgetError) as error:
+        faults = error.faults if isinstance(error, ConfigError) else ()
+        if shipped is None and not (faults and error.where):  # this check alone has failed: the others may, too
+            faults = tuple(dict.fromkeys([*faults, *planning.refused(config, config_file)]))
+        if not faults or (error.where and isinstance(error, ConfigError)):
             raise
         own = "inputs.init_from"  # no key of the file
-        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in error.faults]) from error
+        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in faults]) from error
     if dry and shipped is None and config.resources.spot:
         from . import proofs
 

@@ -134,10 +134,11 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
 def _names(text: str, backend: str) -> dict[str, str]:
     """Return the platform's names that strings of the text begin with, each with what stands for the name."""
     found: dict[str, str] = {}
-    for name, ours in variables.OF_PLATFORMS.get(backend, {}).items():
+    table = variables.OF_PLATFORMS.get(backend, {})
+    for ours, name in ((ours, name) for ours, names in table.items() for name in names.split()):
         pattern = re.escape(name).replace(r"\*", r"([\w-]*)")
         for match in re.finditer(f"[\"']({pattern})", text):
-            found.setdefault(match[1], ours.replace("*", match[2].upper() or "X") if "*" in name else ours)
+            found.setdefault(match[1], ours.replace("*", (match[2].upper() if "*" in name else "") or "X"))
     return found
 
 
