@@ -222,7 +222,8 @@ def _source_faults(file: Path, key: str, node: YamlNode) -> Iterator[Fault]:
         place = Place(os.fspath(file), exc.lineno, min(max(exc.offset or 1, 1), len(text) + 1), text)
         yield Fault(f"{exc.msg[:1].lower()}{exc.msg[1:]}", key, place, also=(node.place,))
     except (ValueError, RecursionError, MemoryError) as exc:
-        yield Fault(f"`{named(node)}` is not Python: {exc}", key, node.place)
+        hint = "save the file as UTF-8" if "null bytes" in str(exc) else ""  # an editor of Windows wrote UTF-16
+        yield Fault(f"`{named(node)}` is not Python: {exc}", key, node.place, hint)
     else:
         if key == "task":
             yield from _task_faults(tree, file, node)

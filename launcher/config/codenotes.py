@@ -66,6 +66,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
         yield from _script(config, config.script, _text(folder / config.script), several=several)
     if program := config.script or config.task or (config.module and f"{config.module.replace('.', '/')}.py"):
         yield from _of_platforms(config, program, _text(folder / program))
+        yield from _elsewhere(config, program, folder)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
         if several and not config.distributed.allow_alone:
             yield from _meeting(config, entry, _text(folder / entry))
@@ -164,7 +165,16 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 
 def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield a note for each file of `setup` that bash misreads; the packing has the notes on known scripts."""
+    """Yield a note for each path of Windows, and for each file of `setup` that bash misreads.
+
+    The packing has the notes on known scripts.
+    """
+    for word in (*config.args, *config.resume_args):
+        path = word.rpartition("=")[2]
+        if "\\" in path and kind_of(folder / (plain := path.replace("\\", "/"))):
+            yield f"args: a path has slashes on the nodes: write `{plain}` in place of `{path}`"
+    if ";" in (path := config.env.get("PYTHONPATH", "")):
+        yield f"env.PYTHONPATH: a colon parts the folders on the nodes: write `{path.replace(';', ':')}`"
     for name in dict.fromkeys(name for line in config.setup for name in _RUN.findall(line)):
         plain = name.replace("\\", "/")
         if plain != name and kind_of(folder / plain) == "file":

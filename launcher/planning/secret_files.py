@@ -59,6 +59,8 @@ _RANDOM = r"(?!(?i:%\(|[\w.-]*(?:pass|secret|token|changeme|user|postgres)))([^\
 _ANY = (
     (_PASSWORD, re.compile(rb"://[^\s/:@'\"<>]{0,100}:[^\s/@'\"<>${}\\]{3,200}@")),
     (_SIGNATURE, re.compile(rb"[?&](?:sig|X-(?:Amz|Goog)-Signature)=[^\s&'\"<>${}]{6,}")),
+    (_TOKEN, re.compile(rb"://(?=[^\s@:/]*\d)\w{12,200}:?@(?![\w.-]*sentry)")),  # where a user's name stands
+    ("a token in a header", re.compile(rb"(?i)\bauthorization: *(?:bearer|basic|token) +[\w.~+/=-]{12,}")),
     (_TOKEN, re.compile(rb"[?&]\w{0,20}(?:token|api_?key|password)=[^\s&'\"<>${}]{6,}", re.IGNORECASE)),
 )
 _OF_PIP = re.compile(r".*(requirements|constraints).*\.(txt|in)|(.*/)?pyproject\.toml")
@@ -93,7 +95,7 @@ _SHAPES = [
         ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
         ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
         (_PASSWORD, "://", rf"://[^\s/:@'\"<>]{{0,100}}:{_RANDOM}@(?!localhost|127\.)[\w.\[]"),
-        (_TOKEN, "://", r"://([\w-]{20,200})@(?![\w.-]*sentry)[\w-]+\."),
+        (_TOKEN, "://", r"://([\w-]{20,200}):?@(?![\w.-]*sentry)[\w-]+\."),
         *((_SIGNATURE, f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
         *(
             (_TOKEN, f"{name}=", rf"[?&]\w{{0,20}}{name}=([\w.~%+/-]{{20,}})")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import errno
 import os
 import re
 import stat
@@ -201,10 +203,18 @@ def _walk(root: Path, exclude: Iterable[str]) -> dict[str, os.stat_result]:
     return found
 
 
+def _read(path: Path) -> bytes:
+    """Return the text of an ignore file. Raises OSError for UTF-16, as PowerShell's `>` writes: no line would match."""
+    text = foreign.read(path)
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise OSError(errno.EILSEQ, "not UTF-8 text; save the file as UTF-8", str(path))
+    return text
+
+
 def _own(root: Path, exclude: Iterable[str]) -> _Own:
     """Return the user's lines for cloudtrain. Raises OSError."""
     path = root / IGNORE_FILES[1]
-    text = foreign.read(path) if path.is_file() else b""
+    text = _read(path) if path.is_file() else b""
     lines = list(map(_git_form, exclude))
     wanted = [line[1:].strip().strip("/") for line in [*os.fsdecode(text).splitlines(), *lines] if line.startswith("!")]
     parts = [(place, re.split(r"[*?\[\\]", place, maxsplit=1)[0]) for place in wanted]
@@ -252,7 +262,7 @@ def _lines(
 ) -> Iterator[_Lines]:
     """Yield the ignore files of a folder, not git's where git answers itself. Raises OSError, also for a huge file."""
     for name in IGNORE_FILES[has_git:]:
-        if name in names and (folder / name).is_file() and (rules := IgnoreFile(foreign.read(folder / name))):
+        if name in names and (folder / name).is_file() and (rules := IgnoreFile(_read(folder / name))):
             yield _Lines(rules, skip, before)
 
 

@@ -134,6 +134,15 @@ def test_dry_run_and_partial_archives_change_no_bundle(tree: Tree) -> None:
 # -- shipped files -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", [".gitignore", ".cloudtrainignore", "sub/.gitignore"])
+def test_ignore_file_in_utf_16_is_refused(tmp_path: Path, name: str) -> None:
+    """PowerShell's `>` writes UTF-16, whose lines would match no file: the data would be shipped."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / name).write_bytes("*.bin\r\n".encode("utf-16"))
+    with pytest.raises(ConfigError, match=r"ignore` in the code folder cannot be read: not UTF-8 text; save"):
+        collect(tmp_path, ())
+
+
 def test_bundle_has_the_code_and_the_entrypoints(tree: Tree) -> None:
     """The bundle has the user's code and cloudtrain's entrypoints, which the nodes need not have installed."""
     bundle = packed(tree({"a.py": "1", "sub/data.txt": "2"}))

@@ -83,6 +83,16 @@ def test_habits_of_windows_in_setup_have_a_note(folder: Path, command: str, said
     assert [note[: len(said)] for note in found] == [said] * bool(said)
 
 
+def test_paths_of_windows_in_arguments_have_a_note(folder: Path) -> None:
+    """Where the code has the file, the words are a path; a colon parts the folders of PYTHONPATH."""
+    (folder / "data").mkdir()
+    said = notes(folder, "args=['--out=data\\train', '--data', 'data\\']", "env={PYTHONPATH: 'src;lib'}")
+    assert said == [
+        "args: a path has slashes on the nodes: write `data/` in place of `data\\`",
+        "env.PYTHONPATH: a colon parts the folders on the nodes: write `src:lib`",
+    ]
+
+
 def test_options_left_out_have_a_note(folder: Path) -> None:
     """An option that is on by default stays on: the note names all that the config leaves out."""
     said = notes(folder, "args={pin: false, lr: 0, b: no, c: null, d: 'off', f: ''}", "resume_args.e=OFF")

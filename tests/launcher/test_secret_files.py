@@ -119,6 +119,7 @@ ADDRESSES = {
     f"https://a.blob.core.windows.net/c/x?sv=2024&sig={drawn(43)}%3D": "a signature in an address",
     f"https://b.s3.amazonaws.com/x?X-Amz-Signature={drawn(64, HEX)}": "a signature in an address",
     f"https://host.corp/x?private_token={drawn(24)}": "a token in an address",
+    f"https://{drawn(24)}7a:@pypi.corp.example/simple": "a token in an address",
 }
 
 
@@ -235,6 +236,8 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
         ('setup: ["login ${API_TOKEN}"]\n', "cloudtrain.yaml:3:9, setup.0 looks secret"),
         ('tags: {by: "${API_TOKEN}"}\n', "cloudtrain.yaml:3:12, tags.by looks secret"),
         ("setup: [pip install -i https://a:pw1@corp.example/ x]\n", "setup.0 holds a password in an address"),
+        ("setup: [git clone https://Qx7fKd92LmPz@github.com/a/b]\n", "setup.0 holds a token in an address"),
+        ("setup: ['curl -H \"Authorization: Bearer Qx7fKd92LmPz\" a']\n", "setup.0 holds a token in a header"),
         ("tags: {at: 'https://a:pw1@corp.example/'}\n", "cloudtrain.yaml:3:12, tags.at holds a password"),
     ],
 )
