@@ -230,8 +230,9 @@ def compared(
         elif not limit:
             verdict.hint += " A script whose runs differ a little needs --tolerance"
         return _wrong(verdict, second, "losses", f"the losses differ after the resume{gap}: at step {step} {pair}")
-    how = "equal bit for bit" if not allowed else f"equal to {max(after.values()):.1g} of {allowed:g}"
-    words = f"losses of steps {min(after)} to {max(after)} {how}"
+    within = f"equal within {100 * max(after.values()):.1g} % ({100 * allowed:g} % is allowed)"
+    steps = f"steps {min(after)} to {max(after)}" if len(after) > 1 else f"step {step}"
+    words = f"losses of {steps} {within if allowed else 'equal bit for bit'}"
     verdict.words = _proof(verdict, f", {words}")
     return verdict.found("losses", f"{words} to a run without interruption")
 
