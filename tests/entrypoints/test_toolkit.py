@@ -11,7 +11,7 @@ from sdk.toolkit import ARGS, ENVIRON, lay_out
 from cloudtrain.entrypoints.container import toolkit
 from cloudtrain.entrypoints.contract import RunSpec
 
-CAPTURED = Path(__file__).parents[1] / "backends/captured/sagemaker_toolkit.json"
+CAPTURED = Path(__file__).parents[1] / "sdk/toolkit.json"
 # What another machine, or cloudtrain's own folder of the code, changes.
 OF_MACHINE = {"SM_NUM_CPUS", "SM_NUM_GPUS", "SM_MODULE_DIR"}
 IN_TRAINING = {name.removeprefix("SM_").lower() for name in OF_MACHINE}

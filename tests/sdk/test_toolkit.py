@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-CAPTURED = Path(__file__).parents[1] / "backends/captured/sagemaker_toolkit.json"
+CAPTURED = Path(__file__).with_name("toolkit.json")
 OF_MACHINE = ("num_cpus", "num_gpus")
 
 

@@ -1,6 +1,6 @@
 """The job for which SageMaker's toolkit and cloudtrain name the same variables; run, prints the toolkit's as JSON.
 
-    SAGEMAKER_BASE_DIR=FOLDER python toolkit.py > tests/backends/captured/sagemaker_toolkit.json
+    SAGEMAKER_BASE_DIR=FOLDER python toolkit.py > toolkit.json
 
 The Python needs the package sagemaker-training. FOLDER becomes BASE in the output.
 """
