@@ -204,7 +204,7 @@ def _walk(root: Path, exclude: Iterable[str]) -> dict[str, os.stat_result]:
 
 
 def _read(path: Path) -> bytes:
-    """Return the text of an ignore file. In UTF-16, as a shell of Windows writes, no line would match: raises OSError."""
+    """Return the text of an ignore file. Raises OSError for UTF-16, of which no line would match a file."""
     text = foreign.read(path)
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise OSError(errno.EILSEQ, "not UTF-8 text; save the file as UTF-8", str(path))
