@@ -806,3 +806,12 @@ def test_path_of_windows_is_refused_with_slashes(load: Load, lines: str, key: st
     """Each path and pattern of the config; the hint has the path to write."""
     (fault,) = [fault for fault in faults(load, f"name: a\n{lines}\n") if fault.key == key]
     assert f"`{write}`" in fault.hint, fault
+
+
+def test_script_in_utf_16_has_the_cure(tmp_path: Path) -> None:
+    """Editors of Windows write UTF-16; Python's own words are of null bytes."""
+    (tmp_path / "a.py").write_bytes("print(1)\n".encode("utf-16-le"))
+    (tmp_path / "cloudtrain.yaml").write_text("name: x\nscript: a.py\n")
+    with pytest.raises(ConfigError) as caught:
+        config.load(tmp_path / "cloudtrain.yaml")
+    assert [fault.hint for fault in caught.value.faults] == ["save the file as UTF-8"]
