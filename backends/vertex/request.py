@@ -135,11 +135,15 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     notes = (*changes, *renamed, *_notes(config, kind))
     carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
-    text, written, archive = render.as_yaml(body, repeats=False), _files(body, sending), f"code/{bundle_sha256}/{BUNDLE}"
+    text, written, archive = (
+        render.as_yaml(body, repeats=False),
+        _files(body, sending),
+        f"code/{bundle_sha256}/{BUNDLE}",
+    )
     whose = "yours" if config.image else "cloudtrain's default, from Docker Hub"
     pool = body["jobSpec"]["workerPoolSpecs"][0]  # as `raw` leaves it
     image = render.at(pool, ("containerSpec", "imageUri")) or render.at(pool, ("pythonPackageSpec", "executorImageUri"))
-    own, runtime = frozenset(carried), images.of(str(image), whose)
+    own, runtime, archive = frozenset(carried), images.of(str(image), whose), f"code/{bundle_sha256}/{BUNDLE}"
     return Request(name, body, text, written, sending.dump(), notes, own, archive=archive, runtime=runtime)
 
 
