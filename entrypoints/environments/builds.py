@@ -127,9 +127,9 @@ def last_words(text: str) -> str:
     return " | ".join(list(dict.fromkeys(faults or lines))[-WORDS:])[-1500:]
 
 
-def cure(text: str, cures: Sequence[tuple[str, str]], otherwise: str) -> str:
+def cure(text: str, cures: Mapping[str, str], otherwise: str) -> str:
     """Return the first cure whose pattern occurs in the text, with the pattern's group in the place of `{1}`."""
-    for pattern, words in cures:
+    for pattern, words in cures.items():
         if found := re.search(pattern, text, re.IGNORECASE):
             return words.replace("{1}", found[1]) if "{1}" in words else words
     return otherwise

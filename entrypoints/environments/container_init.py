@@ -56,13 +56,9 @@ def main(argv: list[str]) -> int:
 
 def _read_variables() -> dict[str, str] | None:
     """Return the variables in the standard input's line, or None if the input ended before the line."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if not (more := os.read(0, 1 << 16)):
-            return None
-        line += more
-    variables: dict[str, str] = json.loads(line)
-    return variables
+    with open(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: `_watch` reads on
+        line = given.readline()
+    return json.loads(line) if line.endswith(b"\n") else None
 
 
 def _watch(pid: int, woken: int) -> int | None:

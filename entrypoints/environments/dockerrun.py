@@ -37,47 +37,37 @@ _INHERITED = re.compile(
 )
 _CLIENT_FAILED = (125, 126, 127)  # docker's and podman's own codes: no code of ours has run
 
-_CURES = (
-    (
-        r"permission denied while trying to connect|dial unix .* permission denied",
-        "have an administrator add you to the group docker (`sudo usermod -aG docker USER`), then log in again",
+_CURES = {
+    r"permission denied while trying to connect|dial unix .* permission denied": (
+        "have an administrator add you to the group docker (`sudo usermod -aG docker USER`), then log in again"
     ),
-    (r"Cannot connect to the Docker daemon|Is the docker daemon running", "start it: `sudo systemctl start docker`"),
-    (
-        r"could not select device driver|unknown or invalid runtime name: nvidia",
-        "install nvidia-container-toolkit, `sudo nvidia-ctk runtime configure --runtime=docker`, restart docker",
+    r"Cannot connect to the Docker daemon|Is the docker daemon running": "start it: `sudo systemctl start docker`",
+    r"could not select device driver|unknown or invalid runtime name: nvidia": (
+        "install nvidia-container-toolkit, `sudo nvidia-ctk runtime configure --runtime=docker`, restart docker"
     ),
-    (
-        r"unresolvable CDI devices|nvidia\.com/gpu|stat nvidia",
-        "`sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml` makes GPUs known",
+    r"unresolvable CDI devices|nvidia\.com/gpu|stat nvidia": (
+        "`sudo nvidia-ctk cdi generate --device-name-strategy=uuid --output=/etc/cdi/nvidia.yaml` makes GPUs known"
     ),
-    (r"nvml error|driver/library version mismatch|initialization error", "see whether nvidia-smi works on this host"),
-    (
-        r"unauthorized|authentication required|denied: |403 Forbidden",
-        "log in to the registry on this host, or check the name",
+    r"nvml error|driver/library version mismatch|initialization error": "see whether nvidia-smi works on this host",
+    r"unauthorized|authentication required|denied: |403 Forbidden": (
+        "log in to the registry on this host, or check the name"
     ),
-    (r"manifest unknown|not found: manifest|name unknown|repository does not exist", "check the name and its digest"),
-    (r"no such image|image not known|No such image", "push the image to a registry that this host reaches"),
-    (
-        r"no such host|name resolution|i/o timeout|connection refused|network is unreachable|TLS hand|x509|pinging",
-        "the host does not reach the registry: set its proxy for the daemon, or load the image there by hand",
+    r"manifest unknown|not found: manifest|name unknown|repository does not exist": "check the name and its digest",
+    r"no such image|image not known|No such image": "push the image to a registry that this host reaches",
+    r"no such host|name resolution|i/o timeout|connection refused|network is unreachable|TLS hand|x509|pinging": (
+        "the host does not reach the registry: set its proxy for the daemon, or load the image there by hand"
     ),
-    (r"no space left|disk quota", "free some space where the images lie"),
-    (
-        r"executable file .*not found|no such file or directory.*(exec|stat)|exec.*no such file",
-        "set `python` to an interpreter that is in the image",
+    r"no space left|disk quota": "free some space where the images lie",
+    r"executable file .*not found|no such file or directory.*(exec|stat)|exec.*no such file": (
+        "set `python` to an interpreter that is in the image"
     ),
-    (
-        r"newuidmap|/etc/subuid|cannot set up namespace|cannot clone",
-        "rootless containers need uidmap and lines in /etc/subuid",
+    r"newuidmap|/etc/subuid|cannot set up namespace|cannot clone": (
+        "rootless containers need uidmap and lines in /etc/subuid"
     ),
-    (r"bind source path does not exist|statfs|permission denied", "set `workdir` to a folder on a local disk"),
-    (
-        r"setrlimit",
-        "raise the limits of your login in /etc/security/limits.conf, or default_ulimits in containers.conf",
-    ),
-    (r"unknown flag|unknown shorthand", "update it: docker from 20.10 and podman from 3.4 on will do"),
-)
+    r"bind source path does not exist|statfs|permission denied": "set `workdir` to a folder on a local disk",
+    r"setrlimit": "raise the limits of your login in /etc/security/limits.conf, or default_ulimits in containers.conf",
+    r"unknown flag|unknown shorthand": "update it: docker from 20.10 and podman from 3.4 on will do",
+}
 
 
 @dataclass(frozen=True)

@@ -82,13 +82,12 @@ def read(wanted: str, code: Path) -> Requirements:
             raise Refused(f"`{name}` has no table [project]; {way}")
         groups = table.get("dependency-groups") or {}
         lines, python = list(dict.fromkeys(_of_project(project, name, extras, groups))), project.get("requires-python")
-        _require_no_sources(table, lines, name)
     elif path.suffix == ".py":
-        header = _header(text, name)
-        lines, python = _listed(header.get("dependencies", []), f"{name}: dependencies"), header.get("requires-python")
-        _require_no_sources(header, lines, name)
+        table = _header(text, name)
+        lines, python = _listed(table.get("dependencies", []), f"{name}: dependencies"), table.get("requires-python")
     else:
         return Requirements(text, path.parent, file=path.name)
+    _require_no_sources(table, lines, name)
     return Requirements("".join(f"{line}\n" for line in lines), path.parent, str(python) if python else None)
 
 

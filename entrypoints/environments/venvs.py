@@ -41,47 +41,37 @@ _LOCAL = re.compile(
 )
 # In conda's form: `numpy=1.26`, `numpy=1.26.4=py311_0`, `numpy==1.26.4=py311_0`.
 _CONDA = re.compile(r"^\w[\w.-]*(\[[^]]*\])?\s*(=[^=]|==[^=,;@\s]+=)")
-CURES = (
-    (
-        r"\(constraint\) ((?:torch|triton|pytorch-triton|nvidia)\S*)",
-        "the installed {1} is not replaced: loosen that requirement, or choose another image or interpreter",
+_Named = tuple[Path, str]  # a local file or folder, and the line of the requirements with its name
+FULL = r"No space left|Disk quota"
+CURES = {
+    FULL: "free some space on this host, or set `workdir` to a larger disk",
+    r"\(constraint\) ((?:torch|triton|pytorch-triton|nvidia)\S*)": (
+        "the installed {1} is not replaced: loosen that requirement, or choose another image or interpreter"
     ),
-    (
-        r"ensurepip is not|No module named '?(venv|ensurepip)",
-        "install the package python3-venv, or set `python` to another",
+    r"ensurepip is not|No module named '?(venv|ensurepip)": (
+        "install the package python3-venv, or set `python` to another"
     ),
-    (FULL := r"No space left|Disk quota", "free some space on this host, or set `workdir` to a larger disk"),
-    (
-        r"ModuleNotFoundError: No module named",
-        (
-            "a package's build imports it, but does not ask pip for it: leave that package to `setup`; there, install "
-            "the module, then the package by `pip install --no-build-isolation PACKAGE`"
-        ),
+    r"ModuleNotFoundError: No module named": (
+        "a package's build imports it, but does not ask pip for it: leave that package to `setup`; there, install "
+        "the module, then the package by `pip install --no-build-isolation PACKAGE`"
     ),
-    (
-        r"Could not read from remote|unable to access '|could not read Username|Authentication failed",
-        (
-            "this machine does not reach that repository, or has no key for it: ship the package with the code "
-            "(`./PACKAGE`), or write `git+https://${TOKEN}@...` and `secrets: [TOKEN]`"
-        ),
+    r"Could not read from remote|unable to access '|could not read Username|Authentication failed": (
+        "this machine does not reach that repository, or has no key for it: ship the package with the code "
+        "(`./PACKAGE`), or write `git+https://${TOKEN}@...` and `secrets: [TOKEN]`"
     ),
-    (r"Cannot find command '(\w+)'", "install {1} on the machine or in the image, or ship the package with the code"),
-    (r"requires a different Python", "choose a version for that Python, or an image or interpreter with another"),
-    (r"do not match the hashes|hashes are required", "correct the hashes in the requirements"),
-    (
-        r"name resolution|NewConnectionError|ConnectTimeout|timed out|unreachable|Connection refused|ProxyError|CERTIF",
-        "the host does not reach the index: set index-url or proxy in its pip.conf, or ship wheels and `--find-links`",
+    r"Cannot find command '(\w+)'": "install {1} on the machine or in the image, or ship the package with the code",
+    r"requires a different Python": "choose a version for that Python, or an image or interpreter with another",
+    r"do not match the hashes|hashes are required": "correct the hashes in the requirements",
+    r"name resolution|NewConnectionError|ConnectTimeout|timed out|unreachable|Connection refused|ProxyError|CERTIF": (
+        "the host does not reach the index: set index-url or proxy in its pip.conf, or ship wheels and `--find-links`"
     ),
-    (r"conflicting dependencies|ResolutionImpossible", "loosen the versions that exclude each other"),
-    (
-        r"Could not find a version|No matching distribution",
-        (
-            "check name and version, and that there is a wheel for this Python and machine; a private index hides its "
-            "packages from a wrong password"
-        ),
+    r"conflicting dependencies|ResolutionImpossible": "loosen the versions that exclude each other",
+    r"Could not find a version|No matching distribution": (
+        "check name and version, and that there is a wheel for this Python and machine; a private index hides its "
+        "packages from a wrong password"
     ),
-    (r"Failed building wheel|subprocess-exited-with-error|error: command", "ask for a version that has a wheel"),
-)
+    r"Failed building wheel|subprocess-exited-with-error|error: command": "ask for a version that has a wheel",
+}
 
 
 def build(spec: EnvironmentSpec) -> PreparedEnvironment:
@@ -107,7 +97,7 @@ def build(spec: EnvironmentSpec) -> PreparedEnvironment:
                 _make(spec, base, place, held)
                 took = "built"
                 if spec.store and spec.keeps:
-                    put_copy(spec.store, place, MARK)
+                    put_copy(spec.store, place)
             took = f"{took} in {time.monotonic() - began_s:.0f} s"
     if held is not None:
         prune(spec.workdir)
@@ -163,15 +153,15 @@ def fetch_copy(uri: str, place: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-def put_copy(uri: str, place: Path, last: str) -> None:
-    """Put a copy of the environment `place` into the store, the file `last` as its end; a failure is only printed."""
+def put_copy(uri: str, place: Path) -> None:
+    """Put a copy of the environment `place` into the store, its mark at the end; a failure is only printed."""
     from ..stores.store import open_store
 
     packed, began_s = place.with_suffix(".tar"), time.monotonic()
     with _tolerant(packed, "the environment cannot be kept for later jobs"):
         store = open_store(uri)
         with tarfile.open(packed, "w") as archive:
-            for name in sorted(os.listdir(place), key=lambda name: name == last):
+            for name in sorted(os.listdir(place), key=lambda name: name == MARK):
                 archive.add(place / name, name)
         size_mb = packed.stat().st_size / 1e6
         store.put(packed, packed.name)
@@ -193,9 +183,9 @@ def _tolerant(packed: Path, otherwise: str) -> Iterator[None]:
 
 def check(requirements: str, folder: Path) -> set[Path]:
     """Return the named files and folders, or raise Refused for a line that no environment can be built from."""
-    named = set[Path]()
-    list(_lines(requirements, folder, folder, None, named))
-    return named
+    named = list[_Named]()
+    list(_lines(requirements, folder, folder, named))
+    return {path for path, _ in named}
 
 
 def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *how: str) -> str:
@@ -204,8 +194,14 @@ def key(requirements: str, folder: Path, base: Interpreter, sees_system: bool, *
     `folder` is the start of relative paths; `how` names further options. Raises Refused if a file that the requirements
     name is absent.
     """
-    files: dict[str, str] = {}
-    lines = list(_lines(requirements, folder, folder, files, set()))
+    named = list[_Named]()
+    lines = list(_lines(requirements, folder, folder, named))
+    files = {  # the path of a named folder does not matter
+        f"{line} {file.relative_to(path)}": foreign.sha256_of(file)
+        for path, line in named
+        for file in (path.rglob("*") if path.is_dir() else [path])
+        if file.is_file() and "__pycache__" not in file.parts
+    }
     about = {**asdict(base), "packages": base.packages if sees_system or how else None}
     about |= dict.fromkeys(("has_torch", "has_pip", "torch"))
     inputs = json.dumps([FORM, lines, files, about, sees_system, *how], sort_keys=True)
@@ -342,8 +338,8 @@ def _check(code: int | None, log: Path, what: str) -> None:
             f"not done after {builds.LIMIT_S:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
         )
     else:
-        full = [(FULL, _room(log.parent))]
-        said = f"{builds.last_words(text).rstrip('.')}; {builds.cure(text, [*full, *CURES], 'see the log')}"
+        cures = {**CURES, FULL: _room(log.parent)}
+        said = f"{builds.last_words(text).rstrip('.')}; {builds.cure(text, cures, 'see the log')}"
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
 
 
@@ -357,11 +353,10 @@ def _room(folder: Path) -> str:
     return f"{words}: set `env: {{TMPDIR: FOLDER}}` to a folder on a larger disk ({folder} has {quantity(here)}B free)"
 
 
-def _lines(text: str, folder: Path, start: Path, files: dict[str, str] | None, seen: set[Path]) -> Iterator[str]:
-    """Yield the requirements without comments; add the hashes of the named local files to `files`, if given.
+def _lines(text: str, folder: Path, start: Path, named: list[_Named]) -> Iterator[str]:
+    """Yield the requirements without comments; add the local files and folders that they name to `named`.
 
-    As pip has it, a file of requirements is relative to `folder`, and a package to `start`, where pip runs. `seen` gets
-    all named files and folders.
+    As pip has it, a file of requirements is relative to `folder`, and a package to `start`, where pip runs.
     """
     for line in re.sub(r"\\\r?\n", " ", text).splitlines():
         line = " ".join(_COMMENT.sub("", line).split())
@@ -381,17 +376,15 @@ def _lines(text: str, folder: Path, start: Path, files: dict[str, str] | None, s
                 " the ranks find modules beside the script, at the code's root, and by `env: {PYTHONPATH: src}` in src"
             )
         if option is None:
-            if named := _LOCAL.match(line.partition(" @ ")[2] or line):
-                seen.add(named_here := _local(named[1], start, line))
-                _note(named_here, line, files)
+            if local := _LOCAL.match(line.partition(" @ ")[2] or line):
+                named.append((_local(local[1], start, line), line))
         elif not re.match(r"https?://|.*\$\{", option[2]):
             is_links = option[1] in ("-f", "--find-links")
-            named_here = _local(option[2], start if is_links and not (folder / option[2]).exists() else folder, line)
-            _note(named_here, line, files)
-            if not is_links and named_here not in seen:  # otherwise a loop
-                seen.add(named_here)
-                yield from _lines(foreign.read_text(named_here), named_here.parent, start, files, seen)
-            seen.add(named_here)
+            path = _local(option[2], start if is_links and not (folder / option[2]).exists() else folder, line)
+            is_new = all(path != known for known, _ in named)  # otherwise a loop
+            named.append((path, line))
+            if is_new and not is_links:
+                yield from _lines(foreign.read_text(path), path.parent, start, named)
 
 
 def _local(name: str, folder: Path, line: str) -> Path:
@@ -408,12 +401,3 @@ def _local(name: str, folder: Path, line: str) -> Path:
             )
         raise Refused(f"the requirements say `{line}`, but there is no {found}; {hint}")
     return found
-
-
-def _note(path: Path, line: str, files: dict[str, str] | None) -> None:
-    """Record the content of a file, or of all files below a folder; the folder's own path does not matter."""
-    if files is None:
-        return
-    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-        if file.is_file() and "__pycache__" not in file.parts:
-            files[f"{line} {file.relative_to(path)}"] = foreign.sha256_of(file)

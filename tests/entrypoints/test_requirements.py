@@ -163,7 +163,7 @@ def test_copy_of_an_environment_is_restored_in_place(tmp_path: Path) -> None:
     (place / "bin" / "tool").chmod(0o755)
     (place / venvs.MARK).write_text("{}")
     venvs.fetch_copy(store, place)
-    venvs.put_copy(store, place, venvs.MARK)
+    venvs.put_copy(store, place)
     with tarfile.open(tmp_path / "store" / "k1.tar") as archive:
         assert archive.getnames()[-1] == venvs.MARK
     for path in (place / "bin" / "tool", place / venvs.MARK):
@@ -187,7 +187,7 @@ def test_unusable_store_is_reported_and_skipped(tmp_path: Path, capsys: pytest.C
         archive.addfile(outside)
     venvs.fetch_copy(str(store), place)
     venvs.fetch_copy("nfs://x", place)
-    venvs.put_copy("nfs://x", place, venvs.MARK)
+    venvs.put_copy("nfs://x", place)
     said = capsys.readouterr().out
     assert said.count("the copy cannot be read, so the environment is built") == 3
     assert "cannot be kept for later jobs" in said
