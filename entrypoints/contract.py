@@ -335,8 +335,8 @@ class AgentSpec(Message, names={"job": "spec"}):
     token: str = field(default="", repr=False)  # the agents' shared secret
     head: tuple[str, int] | None = None  # address and port of the leader
     head_listens: bool = False  # node 0's agent runs already
-    join_timeout_s: float | None = None
-    silence_s: float | None = None
+    join_timeout_s: float = 120.0
+    silence_s: float = 15.0  # several beats on a machine whose cores are all busy importing torch
     ports: tuple[int, int] | None = None  # the lowest and the highest port
     succeeds: bool = False  # another agent may take over the leadership
     copies: str | None = None  # the file that notes files fetched from other nodes, None without copies

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -24,8 +23,8 @@ from .. import atomic_json, foreign, processes
 from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport
 from ..environments.job import Preparation
 from ..notices.node_notifier import of_agent
-from . import gpulocks, transport
-from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED
+from . import gpulocks, node_folder, transport
+from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, is_done, save_signal
 from .boot_environment import boot_environment
 from .coordinate import Desired, Report
 from .files import NodeFiles
@@ -91,8 +90,8 @@ class Agent:
     def run(self, announce: int | None = None, stops: Sequence[int] = ()) -> None:
         """Supervise to the job's end; write the pid to the pipe `announce` after the start."""
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        if self.ranks.save_signal is not None:
-            signal.signal(self.ranks.save_signal, lambda signum, frame: self.ranks.tell(signum))
+        if (saves := save_signal(self.spec.job.run)) is not None:
+            signal.signal(saves, lambda signum, frame: self.ranks.tell(signum))
         self.terminated = bool(stops)
         self.files.start()
         atomic_json.reserve(self.root / "reserve")
@@ -167,9 +166,8 @@ class Agent:
             code = self.ranks.boot_code()
             # After a stop request, a script that exits 0 may have saved only; then boot decides.
             may_be_done = code is None and (self.files.is_task or not (self.asked_to_stop or self.terminated))
-            if not self.report.done and (
-                code == EXIT_DONE or (may_be_done and self.ranks.are_done(len(self.desired.nodes)))
-            ):
+            where = self.ranks.result, self.spec.job, len(self.desired.nodes)
+            if not self.report.done and (code == EXIT_DONE or (may_be_done and is_done(*where))):
                 self._set(done=True)
             if code is not None and self.files.have_closed(self.ranks.kill_tree):
                 self._collect()
@@ -266,7 +264,7 @@ class Agent:
             unkillable=tuple(stuck),
         )
         if not self.comes_again(verdict):
-            self._write(EXIT, self.ended)
+            node_folder.write(self.root / EXIT, self.ended)
         self._set(phase="ended")
         if verdict.state == "succeeded":  # `code` stays: a script runs in `code`, and may have written files
             for name in ("runtime", "reserve"):
@@ -292,13 +290,7 @@ class Agent:
             gone_s=self.membership.gone_s(),
         )
         self.written_s = time.monotonic()
-        self._write(STATE, state)
-
-    def _write(self, name: str, value: AgentState | ExitReport) -> None:
-        try:
-            atomic_json.write_json(self.root / name, value.dump())
-        except OSError as error:  # the supervisor continues: ending the job matters more than the record
-            print(f"agent: {name} cannot be written: {error}", file=sys.stderr)
+        node_folder.write(self.root / STATE, state)
 
     def _on_sigterm(self, signum: int, frame: object) -> None:
         self.terminated = True  # the machine shuts down, or a user sent the signal: save, then stop the job

@@ -18,7 +18,6 @@ from ..contract import AgentSpec
 from . import transport
 from .coordinate import Coordinator, Desired, Report, Rules
 
-JOIN_TIMEOUT_S = 120.0
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
 MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up
 
@@ -46,8 +45,6 @@ class Membership:
         self._spec = spec
         self._fresh_port = fresh_port
         self.zero_s = time.monotonic()  # start of the clock for the node's time in use
-        self._silence_s = transport.SILENCE_S if spec.silence_s is None else spec.silence_s
-        self._join_timeout_s = JOIN_TIMEOUT_S if spec.join_timeout_s is None else spec.join_timeout_s
         rules = Rules(
             nodes=spec.job.nodes,
             max_restarts=spec.job.max_restarts,
@@ -56,18 +53,18 @@ class Membership:
             soft_deadline_s=spec.deadline_s,
             hard_deadline_s=spec.max_duration_s,
             grace_s=spec.grace_s,
-            join_timeout_s=self._join_timeout_s,
+            join_timeout_s=spec.join_timeout_s,
             fewest=spec.job.min_nodes,
             sizes=spec.job.node_counts,
             run=spec.job.run,
         )
         self._coordinator = Coordinator(rules)
-        self._head = transport.LeaderEnd(server, spec.token, self._silence_s) if server else None
+        self._head = transport.LeaderEnd(server, spec.token, spec.silence_s) if server else None
         self._member: transport.FollowerEnd | None = None
         if server is None:
             # The starter begins with node 0's agent, so a refused connection means that node 0 has ended.
-            refusal_s = transport.BEAT_S + transport.CLOSED_S if spec.head_listens else self._join_timeout_s
-            patience_s = (self._silence_s, self._join_timeout_s, refusal_s)
+            refusal_s = transport.BEAT_S + transport.CLOSED_S if spec.head_listens else spec.join_timeout_s
+            patience_s = (spec.silence_s, spec.join_timeout_s, refusal_s)
             self._member = transport.FollowerEnd(head, spec.token, *patience_s)
         self._decider = 0
         self._lost_heads: set[int] = set()
@@ -169,7 +166,7 @@ class Membership:
         nodes = set(coordinator.desired.nodes)
         if self._took_over_s is not None:
             absent = nodes - reports.keys() - lost
-            if absent and now_s - self._took_over_s < self._silence_s:
+            if absent and now_s - self._took_over_s < self._spec.silence_s:
                 head.send(coordinator.desired)
                 return coordinator.desired
             lost |= absent
@@ -228,14 +225,15 @@ class Membership:
             self._take_over(last)
         else:
             # A busy successor notices the loss later than this node, and gets as long as a node that is already heard.
-            self._member = transport.FollowerEnd(place[1:3], self._spec.token, self._silence_s, self._silence_s)
+            silence_s = self._spec.silence_s
+            self._member = transport.FollowerEnd(place[1:3], self._spec.token, silence_s, silence_s)
         return self._last
 
     def _take_over(self, last: Desired) -> None:
         assert self._listener is not None
         print(f"node {self._named(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
         self._member, self._took_over_s = None, self.now_s()
-        self._head = transport.LeaderEnd(self._listener, self._spec.token, self._silence_s)
+        self._head = transport.LeaderEnd(self._listener, self._spec.token, self._spec.silence_s)
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()

@@ -46,6 +46,14 @@ def ask_to_stop(root: Path, reason: str) -> None:
         atomic_json.write_json(root / STOP, {"reason": reason})
 
 
+def write(path: Path, value: AgentState | ExitReport) -> None:
+    """Write the agent's own state or exit report; a full disk must not end the agent."""
+    try:
+        atomic_json.write_json(path, value.dump())
+    except OSError as error:
+        print(f"agent: {path.name} cannot be written: {error}", file=sys.stderr)
+
+
 def end(roots: list[Path]) -> None:
     """End all processes of the nodes: kill agents that do not end by themselves, and the agents' descendants."""
     until_s = time.monotonic() + OBEY_S

@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from .. import atomic_json, processes
 from ..contract import EXIT, STATE, STATE_EVERY_S, STOP, AgentSpec, AgentState, ExitReport, has_checkpoint
 from . import gpulocks, node_folder, transport
 from .coordinate import Desired, Report
-from .membership import JOIN_TIMEOUT_S
 from .queue_line import KILL_S, PlacedTicket, held_by
 from .queue_turns import SPARED_S, HostLine, QueueTicket, Turn, decide, victims
 
@@ -75,6 +73,8 @@ class QueueWait:
     def __post_init__(self) -> None:
         self.report = Report(self.spec.node, phase="queued")
         self.root, self.queue = Path(self.spec.root), self.locks["queue"]
+        self._holders = frozenset(self.queue["holders"])
+        self._silence_s = max(SILENCE_S, self.spec.silence_s)
         self.began_s, self.round, self.asked_s = time.monotonic(), 0, 0.0
         self.looks = 0  # the number of the line that the report has
 
@@ -158,8 +158,8 @@ class QueueWait:
         if lost:
             return _failed(f"the waiting agent of node {', '.join(map(str, sorted(lost)))} was lost")
         missing = [str(node) for node in range(self.spec.job.nodes) if node not in reports]
-        if missing and waited_s > self._join_s:
-            return _failed(f"node {', '.join(missing)} did not join within {self._join_s:.0f} s")
+        if missing and waited_s > self.spec.join_timeout_s:
+            return _failed(f"node {', '.join(missing)} did not join within {self.spec.join_timeout_s:.0f} s")
         most_s = self.queue["max_wait_s"]
         if most_s is not None and time.time() - self.queue["time_s"] > most_s and not self.earlier.started_s:
             return ExitReport("stopped", "time_limit", _error("no machines within limits.max_wait"))
@@ -178,8 +178,9 @@ class QueueWait:
     def _follow(self) -> Desired:
         """Return `go` or `end` of node 0, or the end of a node that has lost node 0."""
         assert self.spec.head is not None
-        refusal_s = transport.BEAT_S + transport.CLOSED_S if self.spec.head_listens else self._join_s
-        member = transport.FollowerEnd(self.spec.head, self.spec.token, self._silence_s, self._join_s, refusal_s)
+        join_s = self.spec.join_timeout_s
+        refusal_s = transport.BEAT_S + transport.CLOSED_S if self.spec.head_listens else join_s
+        member = transport.FollowerEnd(self.spec.head, self.spec.token, self._silence_s, join_s, refusal_s)
         try:
             while True:
                 self._look()
@@ -298,33 +299,14 @@ class QueueWait:
             held_s=self.earlier.used_s or None,
             ended_s=self.earlier.preempted_s,
         )
-        self._save(STATE, state.dump())
+        node_folder.write(self.root / STATE, state)
 
     def _end(self, verdict: ExitReport) -> None:
         checkpoints = Path(self.spec.environment["CLOUDTRAIN_CHECKPOINT_DIR"])
         self._write_state((verdict.error or {}).get("message") or "left the line", None)
         started_s, used_s = self.earlier.started_s or None, self.earlier.used_s
         ended = replace(verdict, resumable=has_checkpoint(checkpoints), ended_s=time.time())
-        self._save(EXIT, replace(ended, started_s=started_s, held_s=used_s).dump())
-
-    def _save(self, name: str, value: dict[str, Any]) -> None:
-        try:
-            atomic_json.write_json(self.root / name, value)
-        except OSError as error:  # a full disk must not end the wait
-            print(f"agent: {name} cannot be written: {error}", flush=True)
-
-    @cached_property
-    def _holders(self) -> frozenset[int]:
-        """The nodes with a ticket."""
-        return frozenset(self.queue["holders"])
-
-    @cached_property
-    def _silence_s(self) -> float:
-        return max(SILENCE_S, self.spec.silence_s or 0.0)
-
-    @cached_property
-    def _join_s(self) -> float:
-        return JOIN_TIMEOUT_S if self.spec.join_timeout_s is None else self.spec.join_timeout_s
+        node_folder.write(self.root / EXIT, replace(ended, started_s=started_s, held_s=used_s))
 
 
 def _error(message: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ..contract import AgentSpec
 from ..environments import builds, dockerrun, venvs
 from ..rank import heartbeat
 from . import gpumeter, node_logs, transport
-from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, STOP_SIGNAL, is_done, save_signal
+from .boot import EXIT_CONFIG, EXIT_FAILED, EXIT_SAVED, EXIT_STOPPED, SLURM, STOP_SIGNAL
 
 MAX_FAILURES = 4  # per node, the root cause first: later failures are consequences
 LAST_CHARACTERS = 4000  # of a log
@@ -89,18 +89,9 @@ class Ranks:
             assert self.boot.stdin is not None
             dockerrun.hand(self.boot.stdin, self.spec.secrets)
 
-    def are_done(self, nodes: int) -> bool:
-        """Return whether the ranks of this node, one of `nodes`, have ended with success, while boot still works."""
-        return is_done(self.result, self.spec.job, nodes)
-
     def stop(self) -> None:
         """Ask boot to stop the ranks, if boot still runs."""
         self.tell(STOP_SIGNAL if SLURM in os.environ else signal.SIGTERM)
-
-    @property
-    def save_signal(self) -> int | None:
-        """The signal to this agent that means `save`, None without such a signal."""
-        return save_signal(self.spec.job.run)
 
     def tell(self, signum: int) -> None:
         """Send boot the signal, if boot still runs."""

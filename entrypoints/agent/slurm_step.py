@@ -33,7 +33,6 @@ from . import node as nodes
 from . import transport
 from .agent import Agent
 from .boot import EXIT_CONFIG, EXIT_FAILED, SLURM, exit_code
-from .membership import JOIN_TIMEOUT_S
 
 HEAD, REFUSED, ENDED, REQUEUE = "head.json", "refused.json", "ended", "requeue"
 # Below the ephemeral range, and apart from the ports of torchrun: two jobs on a node rarely share a number.
@@ -135,7 +134,7 @@ def _spec(order: AgentSpec, step: _Step, root: Path, used_s: float) -> tuple[Age
     else:
         head = _head(step)
         address = _own_address(step, "") or nodes.towards(head[0])
-    job, join_s = order.job, order.join_timeout_s or JOIN_TIMEOUT_S
+    job = order.job
     if used_s and not job.run.is_own and job.checkpoint.resume == "never":  # a task notes its first start by itself
         job = replace(job, checkpoint=replace(job.checkpoint, resume="auto"))
     spec = replace(
@@ -146,7 +145,7 @@ def _spec(order: AgentSpec, step: _Step, root: Path, used_s: float) -> tuple[Age
         head=head,
         root=str(root),
         python=sys.executable,
-        join_timeout_s=join_s + (used_s if step.node == 0 else 0.0),  # node 0's clock goes on
+        join_timeout_s=order.join_timeout_s + (used_s if step.node == 0 else 0.0),  # node 0's clock goes on
     )
     return spec, server
 

@@ -24,7 +24,6 @@ from .. import processes
 from ..contract import NEVER_SENT, START_LOCK, STATE, STOP, AgentSpec
 from . import gpulocks, queue_line, transport
 from .agent import Agent
-from .membership import JOIN_TIMEOUT_S
 from .queue_wait import REQUEUE, Earlier, QueueWait
 
 MOST_WORDS = 400  # characters
@@ -184,7 +183,7 @@ def _continued(spec: AgentSpec, used_s: float) -> AgentSpec:
     shutil.rmtree(root / "result", ignore_errors=True)
     (root / STOP).unlink(missing_ok=True)
     job = replace(spec.job, checkpoint=replace(spec.job.checkpoint, resume="auto"))
-    return replace(spec, job=job, join_timeout_s=used_s + (spec.join_timeout_s or JOIN_TIMEOUT_S))
+    return replace(spec, job=job, join_timeout_s=used_s + spec.join_timeout_s)
 
 
 def _words(error: BaseException, spec: AgentSpec) -> str:

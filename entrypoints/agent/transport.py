@@ -24,7 +24,7 @@ from .coordinate import Desired, Report
 
 PORTS = (20000, 27999)  # below the ephemeral range, the ports of outgoing connections
 BEAT_S = 1.0
-SILENCE_S = 15.0  # several beats on a machine whose cores are all busy importing torch
+SILENCE_S = AgentSpec.silence_s
 CLOSED_S = 5.0  # a closed connection returns at once, unless the peer is gone
 STALLED_S = 2.0  # pause between two polls: after a longer pause, pending messages are read before nodes are judged
 MAX_STALL_S = 60.0  # limit on the beats of an agent that makes no progress
