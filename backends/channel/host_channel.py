@@ -106,7 +106,8 @@ class HostChannel:
             raise ConfigError(f"{self.host.name}: {reply['refused']}")
         if "failed" in reply:
             raise ConfigError(f"{self.host.name}: {verb.partition('.')[2]} failed: {reply['failed']}")
-        form, told = _form_of(verb), reply["told"]
+        form, told = _forms().get(verb, {"*": "any"}), reply["told"]  # a verb without a form: not used, or a record
+        form = _forms()[form] if isinstance(form, str) else form
         if not _fits(told, form):
             raise ConfigError(f"{self.host.name}: {_ODD}", hint=_ODD_HINT)
         # Some answers go on to other hosts: no field that we do not know.
@@ -316,12 +317,6 @@ def _finite(text: str) -> float:
 
 def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
-
-
-def _form_of(verb: str) -> Any:
-    """Return the form of the verb's answer; any object for a verb whose answer is not used, or is a record."""
-    form = _forms().get(verb, {"*": "any"})
-    return _forms()[form] if isinstance(form, str) else form
 
 
 def _fits(value: Any, form: Any) -> bool:

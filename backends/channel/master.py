@@ -138,11 +138,7 @@ class Masters:
             return socket
         async with self._width, _locked(socket.with_suffix(".lock")):
             if not _is_served(socket):
-                try:
-                    await _started(host, socket, [*await self._way(host), *host.target], host.name)
-                except CredentialError as error:
-                    if not await _borrowed(socket, host.target, error):
-                        raise
+                await _started(host, socket, await self._way(host), host.target, host.name)
         return socket
 
     def forget(self, host: Host) -> None:
@@ -151,8 +147,10 @@ class Masters:
 
     async def _way(self, host: Host) -> list[str]:
         """Return the options for ssh to use our master of the bastion, if ssh's configuration names a bastion."""
-        settings = await _configured(host)
-        jump = settings.get("proxyjump", "none")
+        code, out, complaint = await _asked("-G", *host.target)
+        if code != 0:
+            raise fault_of(complaint, host.name, host.by_hand)
+        jump = _settings(out).get("proxyjump", "none")
         if jump == "none":
             return []
         before, _, last = jump.rpartition(",")
@@ -163,34 +161,19 @@ class Masters:
         async with self._jumps.setdefault(key, asyncio.Lock()), _locked(socket.with_suffix(".lock")):
             if not _is_served(socket):
                 over = ["-J", before] if before else []
-                bastion = (*config, *over, "--", target)
-                try:
-                    await _started(host, socket, [*bastion], last)
-                except CredentialError as error:
-                    if not await _borrowed(socket, bastion, error):
-                        raise
+                await _started(host, socket, [], (*config, *over, "--", target), last)
         through = [*argv(host, socket), "-o", "ControlMaster=no", *config, "-W", "[%h]:%p", "--", target]
         # A shell here reads the words after ssh has replaced %; zsh and csh would expand [..]:22 as a file pattern.
         words = " ".join(f"'{word}'" if word == "[%h]:%p" else shlex.quote(word).replace("%", "%%") for word in through)
         return ["-o", "ProxyJump=none", "-o", f"ProxyCommand={words}"]
 
 
-async def _configured(host: Host) -> dict[str, str]:
-    """Return ssh's configuration of the host."""
-    code, out, complaint = await _asked("-G", *host.target)
-    if code != 0:
-        raise fault_of(complaint, host.name, host.by_hand)
-    return _settings(out)
-
-
-async def _borrowed(socket: Path, target: Sequence[str], error: CredentialError) -> bool:
+async def _borrowed(socket: Path, target: Sequence[str]) -> bool:
     """Let the socket lead to the user's own open master of the target, where a login needs a question.
 
     Only a link is made and removed: the user's master is never ended. Our own master comes first, since it ends when
     the host is gone, which the user's may not notice for hours.
     """
-    if REFUSED not in error.message:
-        return False
     path = _settings((await _asked("-G", *target))[1]).get("controlpath", "none")
     if path == "none" or (await _asked("-O", "check", *target))[0] != 0:
         return False
@@ -219,15 +202,15 @@ def _settings(out: str) -> dict[str, str]:
     return dict(line.split(" ", 1) for line in out.splitlines() if " " in line)
 
 
-async def _started(host: Host, socket: Path, where: list[str], name: str) -> None:
-    """Start a master that listens at the socket; retry temporary failures. `where`: ssh's last words; `name`: the host.
+async def _started(host: Host, socket: Path, way: list[str], target: Sequence[str], name: str) -> None:
+    """Start a master that listens at the socket; retry temporary failures. `name` is the host's or the bastion's.
 
-    Raises the error that `fault_of` returns.
+    If the login needs a question, the user's own master serves. Raises the error that `fault_of` returns.
     """
     begun = socket.with_suffix(f".{secrets.token_hex(3)}")
     # With ControlPersist the master ends by itself, even if this process is killed before the rename.
     persist = ("-o", "ControlMaster=yes", "-o", f"ControlPersist={PERSIST_S}")
-    command = [*argv(host, begun), *persist, "-fN", *where]
+    command = [*argv(host, begun), *persist, "-fN", *way, *target]
     by_hand = host.by_hand if name == host.name else f"ssh {name}"
     for number in range(TRIES):
         # A file: the master keeps its standard error, so a pipe would not end.
@@ -239,7 +222,10 @@ async def _started(host: Host, socket: Path, where: list[str], name: str) -> Non
             complaint.seek(0)
             words = complaint.read().decode(errors="replace")
         if not is_passing(words) or number == TRIES - 1:
-            raise fault_of(words, name, by_hand)
+            error = fault_of(words, name, by_hand)
+            if REFUSED in error.message and await _borrowed(socket, target):
+                return
+            raise error
         await asyncio.sleep(random.uniform(0.3, 1.0) * (number + 1))
 
 

@@ -57,14 +57,10 @@ class Login:
 
     def call(self, verb: str, asked: Mapping[str, Any], limit_s: float = CALL_S) -> dict[str, Any]:
         """Return a verb's answer. Raises UnreachableError, CredentialError, ConfigError."""
-        return self.ask(verb, asked, limit_s).reply
-
-    def ask(self, verb: str, asked: Mapping[str, Any], limit_s: float = CALL_S) -> HostAnswer:
-        """Return a verb's answer with the bytes that follow. Raises as `call`."""
         answer = self.fleet.ask({self.host: Call(verb, dict(asked))}, limit_s, is_urgent=True)[self.host]
         if answer.error is not None:
             raise in_our_words(answer.error)
-        return answer
+        return answer.reply
 
     def poll(self, verb: str, asked: Mapping[str, Any]) -> HostAnswer:
         """Return the answer of a verb that only reads files; no call that waits for Slurm delays it. Raises as `call`.

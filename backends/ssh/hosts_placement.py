@@ -40,8 +40,7 @@ def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
     there = [host for host in hosts if answers[host].error is None]
     if len(there) < JobSpec.load(body["spec"]).nodes:
         answers |= _facts(fleet, there, body)
-        found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
-        raise _error(found, list(answers.values()))
+        raise _error(_checked(answers, hosts, body), list(answers.values()))
 
 
 def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
@@ -52,16 +51,16 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     hosts = [Host(**each) for each in body["hosts"]]
     count, needs = JobSpec.load(body["spec"]).nodes, requirements_of(body)
     answers = _facts(fleet, hosts, body)
-    fit = [host for host in hosts if not _failed(preflight.checks({host.name: _fact(answers[host])}, needs))]
+    fit = [host for host in hosts if not _failed(_checked(answers, [host], body))]
     if body.get("queue"):
         fit.sort(key=lambda host: _crowd(answers[host].reply, needs))
     chosen = (fit if len(hosts) > count else hosts)[:count]
     seen = chosen if len(chosen) == count else hosts
-    found = preflight.checks({host.name: _fact(answers[host]) for host in seen}, needs)
+    found = _checked(answers, seen, body)
     if _failed(found):
         raise _error(found, [answers[host] for host in seen])
     for host in set(hosts[: max(map(hosts.index, chosen))]) - set(chosen) - set(fit):
-        first = _failed(preflight.checks({host.name: _fact(answers[host])}, needs))[0]
+        first = _failed(_checked(answers, [host], body))[0]
         say(f"{host.name} is left out: {first.found.removesuffix(f': {host.name}')} (check `{first.name}`)")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
     found += _dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL)
@@ -77,7 +76,7 @@ def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:
     """Return all findings about the hosts, for `doctor`."""
     hosts = [Host(**each) for each in body["hosts"]]
     answers = _facts(fleet, hosts, body)
-    found = preflight.checks({host.name: _fact(answers[host]) for host in hosts}, requirements_of(body))
+    found = _checked(answers, hosts, body)
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in hosts if answers[host].error is None]
     return found + _dial(fleet, assignments, body, everybody=True)
 
@@ -109,8 +108,11 @@ def _facts(fleet: Fleet, hosts: Sequence[Host], body: Mapping[str, Any]) -> dict
     return answers
 
 
-def _fact(answer: HostAnswer) -> dict[str, Any] | str:
-    return answer.reply if answer.error is None else str(answer.error)
+def _checked(answers: Mapping[Host, HostAnswer], hosts: Sequence[Host], body: Mapping[str, Any]) -> list[Check]:
+    """Return the findings about the hosts."""
+    given = {host.name: answers[host] for host in hosts}
+    facts = {name: str(answer.error) if answer.error else answer.reply for name, answer in given.items()}
+    return preflight.checks(facts, requirements_of(body))
 
 
 def _failed(checks: Sequence[Check]) -> list[Check]:

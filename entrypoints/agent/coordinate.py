@@ -93,11 +93,6 @@ class Rules:
     sizes: tuple[int, ...] | None = None
     run: RunSpec = field(default_factory=RunSpec)
 
-    @property
-    def leaves_time(self) -> bool:
-        """Whether the job has time to save before its end. With `on_limit: stop` no time to save is planned."""
-        return self.soft_deadline_s < self.hard_deadline_s
-
     def size(self, left: int) -> int:
         """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
         fewest = self.nodes if self.fewest is None else self.fewest
@@ -287,7 +282,8 @@ class Coordinator:
         if are_over:
             failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
             return self._end("stopped", self.desired.reason, failures[0] if failures else None)
-        if is_now or (self.desired.reason == self.rules.limit_reason and not self.rules.leaves_time):
+        leaves_time = self.rules.soft_deadline_s < self.rules.hard_deadline_s  # to save: not with `on_limit: stop`
+        if is_now or (self.desired.reason == self.rules.limit_reason and not leaves_time):
             return self._end("stopped", self.desired.reason)
         # The agents kill at `end`: a rank that has not saved by now has used its time.
         failure = {"rank": None, "kind": "stop", "message": self.rules.run.ignored(waited_s)}
