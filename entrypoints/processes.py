@@ -40,14 +40,8 @@ def completed(argv: list[str], timeout_s: float | None = None, **options: Any) -
     """
     import subprocess
 
-    options = {
-        "stdin": subprocess.DEVNULL,
-        "capture_output": True,
-        "timeout": timeout_s,
-        "errors": "replace",
-        **options,
-    }
-    return subprocess.run(argv, text=True, check=False, **options)
+    usual = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": timeout_s, "errors": "replace"}
+    return subprocess.run(argv, text=True, check=False, **{**usual, **options})
 
 
 def user_name(uid: int) -> str:

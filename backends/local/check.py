@@ -26,11 +26,8 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         )
     for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
         if uri and re.match(r"[a-z0-9]+://", uri):
-            yield Fault(
-                f"the local backend cannot reach `{uri}`",
-                key=key,
-                hint=f"use a folder here: --set {key}=/some/path",
-            )
+            hint = f"use a folder here: --set {key}=/some/path"
+            yield Fault(f"the local backend cannot reach `{uri}`", key=key, hint=hint)
     yield from _crowding(body, processes.cores())
 
 

@@ -89,10 +89,7 @@ def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) ->
 def logs(
     fleet: Fleet, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False, pattern: str = ""
 ) -> LogPage:
-    """Return the lines after the cursor from all nodes, in one call; `now` makes no difference.
-
-    Raises UnreachableError.
-    """
+    """Return the lines after the cursor from all nodes, in one call; `now` changes nothing. Raises UnreachableError."""
     login, handle = _at(fleet, ref)
     wanted = copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink)
     asked = {
@@ -128,10 +125,7 @@ def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, si
 
 
 def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
-    """Ask the agents to stop, and cancel a job that has not begun; with `now`, Slurm kills all.
-
-    Raises UnreachableError.
-    """
+    """Ask the agents to stop, or cancel a job that has not begun; `now`: Slurm kills all. Raises UnreachableError."""
     login, handle = _at(fleet, ref)
     reason = "now" if now else "user"
     asked = {"folder": handle.folder, "nodes": handle.nodes, "number": handle.number, "reason": reason}

@@ -72,9 +72,8 @@ def _of_host(host: dict[str, Any], key: str) -> Iterator[Fault]:
         if value and (not _WORD.fullmatch(value) or value.startswith("-")):
             yield Fault(f"`{field}` has characters that no path or name may have", key=f"{key}.{field}")
     if not re.match(r"/|~/|~$", host["workdir"]):
-        yield Fault(
-            f"`{host['workdir']}` is a path on the host", key=f"{key}.workdir", hint="write the whole path, or ~/..."
-        )
+        hint = "write the whole path, or ~/..."
+        yield Fault(f"`{host['workdir']}` is a path on the host", key=f"{key}.workdir", hint=hint)
 
 
 def _environment(runs_in: dict[str, Any], setup: SetupSpec) -> Iterator[Fault]:

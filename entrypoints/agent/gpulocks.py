@@ -352,8 +352,5 @@ def _owner(path: Path) -> str:
 
 def login(uid: int) -> str:
     """Return the name of the user with the number, else the number."""
-    import pwd
-
-    with contextlib.suppress(KeyError):
-        return pwd.getpwuid(uid).pw_name
-    return f"user {uid}"
+    name = processes.user_name(uid)
+    return name if name != str(uid) else f"user {uid}"

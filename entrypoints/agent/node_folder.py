@@ -19,7 +19,10 @@ OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 def look(root: Path, checkpoints: Path) -> NodeStatus:
     """Return the node's status; kill processes that a killed agent has left running."""
     state = _state(root)
-    if _is_elsewhere(state):
+    has_other_name = state is not None and state.machine not in (None, os.uname().nodename)
+    if (
+        state is not None and has_other_name and not processes.is_of_this_boot(state.stamp)
+    ):  # by another machine's agent
         return NodeStatus(state, elsewhere=True)
     # Check the process before the files: an agent that ends between the two checks has then written its exit.
     is_alive = state is not None and processes.alive(state.pid, state.stamp)
@@ -93,10 +96,3 @@ def last_sign_s(root: Path, started_s: float) -> float:
 def _state(root: Path) -> AgentState | None:
     found = atomic_json.read_json(root / STATE)
     return found and AgentState.load(found)
-
-
-def _is_elsewhere(state: AgentState | None) -> bool:
-    """Return whether a different machine's agent wrote the state: a different host name, and no stamp of this boot."""
-    if state is None or state.machine in (None, os.uname().nodename):
-        return False
-    return not processes.is_of_this_boot(state.stamp)

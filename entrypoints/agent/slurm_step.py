@@ -30,7 +30,7 @@ from socket import socket
 from .. import atomic_json, processes
 from ..contract import BEAT, BEAT_S, EXIT, STATE, STOP, AgentSpec, AgentState, ExitReport
 from . import node as nodes
-from . import transport
+from . import node_folder, transport
 from .agent import Agent
 from .boot import EXIT_CONFIG, EXIT_FAILED, SLURM, exit_code
 
@@ -95,8 +95,9 @@ def main(argv: list[str]) -> int:
     agent.run(stops=stops)
     assert agent.ended is not None
     code = _end(agent.ended, spec, step, Path(path))
-    if not agent.ended.fenced and spec.head is not None and agent.membership.head_address != spec.head[0]:
-        _end_without_script(spec, step, agent.membership.head_address, own)
+    leads_now = spec.head is not None and agent.membership.head_address == spec.address != spec.head[0]
+    if leads_now and not agent.ended.fenced:
+        _end_without_script(spec, step, own)
     return code
 
 
@@ -115,8 +116,7 @@ def _earlier(root: Path) -> tuple[float, float]:
     if (found := atomic_json.read_json(root / STATE)) is None:
         return 0.0, 0.0
     state, written_s = AgentState.load(found), (root / STATE).stat().st_mtime
-    signs = [path.stat().st_mtime for path in root.glob("log/*.log")]
-    after_s = 0.0 if state.phase == "ended" else max([written_s, *signs]) - written_s
+    after_s = 0.0 if state.phase == "ended" else node_folder.last_sign_s(root, written_s) - written_s
     return state.started_s, (state.held_s or 0.0) + after_s
 
 
@@ -255,13 +255,11 @@ def _end(verdict: ExitReport, spec: AgentSpec, step: _Step, order: Path) -> int:
     return code
 
 
-def _end_without_script(spec: AgentSpec, step: _Step, leader: str, own: Mapping[str, str]) -> None:
+def _end_without_script(spec: AgentSpec, step: _Step, own: Mapping[str, str]) -> None:
     """End or requeue the job from the new leader: the batch script was on node 0, which is lost. `own`: Slurm's part.
 
     Slurm would keep the other nodes for the job until its time limit. An image has no commands of Slurm.
     """
-    if leader != spec.address:
-        return
     is_requeued = (step.attempt / REQUEUE).exists() and not (Path(spec.root) / STOP).exists()
     words = ("scontrol", "requeue") if is_requeued else ("scancel",)
     time.sleep(LEAVE_S)

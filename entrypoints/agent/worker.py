@@ -182,9 +182,7 @@ def _note_end(ending: _RankProcess) -> None:
 
 def _leave(code: int) -> NoReturn:
     """Exit at once: all files are written, and gloo's teardown aborts or hangs one time in nine (torch 2.13)."""
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    _flush()
     os._exit(code)
 
 
@@ -210,14 +208,8 @@ def _run_user_code(kind: str, command: list[str]) -> None:
     scope = sys.modules["__main__"].__dict__
     for name in [name for name in scope if not name.startswith("__")]:
         del scope[name]
-    scope.update(
-        __file__=target,
-        __package__=None,
-        __spec__=None,
-        __cached__=None,
-        __doc__=None,
-        __builtins__=builtins,
-    )
+    scope.update(__file__=target, __builtins__=builtins)
+    scope.update(dict.fromkeys(("__package__", "__spec__", "__cached__", "__doc__")))
     exec(compile(source, target, "exec", dont_inherit=True), scope)
 
 
@@ -271,7 +263,7 @@ def _own_hook() -> Callable[..., object] | None:
 
 
 def _flush() -> None:
-    """Flush the rank's output before the traceback; the streams may be any objects that a script has set."""
+    """Flush the rank's output; the streams may be any objects that a script has set."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -22,10 +22,7 @@ PATIENCE_S = 60.0  # `conda info` takes seconds if its installation lies on a ne
 
 
 def find(wanted: str) -> PreparedEnvironment:
-    """Return the environment of this name or prefix.
-
-    Raises Refused if the name is unknown or ambiguous, or the environment has no Python.
-    """
+    """Return the environment of this name or prefix. Raises Refused if unknown, ambiguous or without Python."""
     if "/" not in wanted and wanted != "~":
         prefix = _named(wanted)
     elif not _is_prefix(prefix := Path(wanted).expanduser().absolute()):

@@ -67,9 +67,4 @@ def newest(*, folder: str, or_damaged: bool = False) -> dict[str, Any]:
     found = next(iter(listing.list_entries(Path(folder))), None) if or_damaged else listing.newest(Path(folder))
     if found is None:
         return {}
-    return {
-        "name": found.name,
-        "step": found.step,
-        "mtime": found.written_ns / 1e9,
-        "fingerprint": found.fingerprint,
-    }
+    return {"name": found.name, "step": found.step, "mtime": found.written_ns / 1e9, "fingerprint": found.fingerprint}

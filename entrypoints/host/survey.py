@@ -91,10 +91,7 @@ def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
 
 
 def address(*, interface: str | None = None) -> dict[str, Any]:
-    """Return the own `address`: of the interface, else on the route out of the machine; sends no packet.
-
-    Raises Refused.
-    """
+    """Return the own `address`: of the interface, else on the route out; sends no packet. Raises Refused."""
     import socket
 
     from ..agent import node

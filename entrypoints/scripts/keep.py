@@ -350,11 +350,10 @@ def _matching(root: Path, names: Sequence[str]) -> Iterator[str]:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    try:
+    with contextlib.suppress(OSError):
         found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
+        return found.st_size, found.st_mtime_ns
+    return None
 
 
 def _listing(root: Path, *, hidden: bool = False) -> set[str]:
@@ -371,11 +370,9 @@ def _listing(root: Path, *, hidden: bool = False) -> set[str]:
 
 def _is_archive(path: Path) -> bool:
     """Return whether the file is an archive, as torch.save writes it."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_ARCHIVE)) == _ARCHIVE
-    except OSError:  # removed since the poll
-        return False
+    with contextlib.suppress(OSError), path.open("rb") as file:  # removed since the poll
+        return file.read(len(_ARCHIVE)) == _ARCHIVE
+    return False
 
 
 def _copy(source: Path, target: Path) -> bool:

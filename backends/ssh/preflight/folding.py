@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from cloudtrain.launcher.backend import Check
@@ -31,7 +30,7 @@ def groups(values: Mapping[str, str]) -> dict[str, list[str]]:
 
 def most(values: Mapping[str, str]) -> str:
     """Return the commonest value; among equally common values, the first."""
-    return Counter(values.values()).most_common(1)[0][0]
+    return next(iter(groups(values)))
 
 
 def ranges(hosts: Iterable[str]) -> str:

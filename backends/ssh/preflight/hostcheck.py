@@ -160,10 +160,7 @@ def temporary(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]
         elif report["free_mb"] < TMP_WARN_MB:
             grades[host] = ("warn", f"{report['free_mb']} MB free in {path}: packages are unpacked and built there")
         elif report["noexec"]:
-            grades[host] = (
-                "warn",
-                f"{path} is mounted noexec: no compiled code (torch.compile) can run from it",
-            )
+            grades[host] = ("warn", f"{path} is mounted noexec: no compiled code (torch.compile) can run from it")
     yield from graded("TMPDIR", grades, of, lambda hosts: "--set env.TMPDIR=/another/folder, on a disk with room")
 
 
