@@ -34,10 +34,7 @@ def cores() -> int:
 
 
 def completed(argv: list[str], timeout_s: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command without input, with `options` of subprocess.run; return its code and its outputs as text.
-
-    Raises OSError, subprocess.TimeoutExpired.
-    """
+    """Run a command without input; return its code and outputs as text. Raises OSError, subprocess.TimeoutExpired."""
     import subprocess
 
     usual = {"stdin": subprocess.DEVNULL, "capture_output": True, "timeout": timeout_s, "errors": "replace"}
@@ -227,10 +224,7 @@ class NoLocks(OSError):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[int]:
-    """Hold the file's lock alone, and yield its descriptor; the kernel frees the lock when the process dies.
-
-    Raises OSError: NoLocks on a disk without locks.
-    """
+    """Hold the file's lock alone, at most until this process dies; yield its descriptor. Raises OSError: NoLocks."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as lock:
         _flock(lock.fileno(), fcntl.LOCK_EX, path)
         yield lock.fileno()

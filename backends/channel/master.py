@@ -248,10 +248,7 @@ async def _run(command: list[str], complaint: int, name: str, by_hand: str) -> i
 
 
 async def killed(process: asyncio.subprocess.Process) -> None:
-    """Kill the process, and wait for its end.
-
-    Without the process's own `kill`, which can lose the exit code of a process that has just ended (Python 3.11).
-    """
+    """Kill and await the process; its own `kill` can lose the exit code of one that has just ended (Python 3.11)."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)

@@ -107,10 +107,7 @@ class LocalBackend(Adapter):
         return ref
 
     def find(self, request: Request, home: Path) -> JobRef | None:
-        """Return the job if its agents have started; otherwise close admission, so that None is final.
-
-        Raises UnreachableError on a full disk.
-        """
+        """Return the job if its agents have started, else forbid that start. Raises UnreachableError on a full disk."""
         job, _, attempt = request.name.rpartition("-")
         folder = home / "local" / job / f"attempt-{attempt}"
         if not folder.is_dir():

@@ -82,10 +82,7 @@ class Login:
 
 
 def host_of(settings: Mapping[str, Any]) -> Host:
-    """Return the login node of the config's block.
-
-    Our process there runs with `slurm.python` if a path outside a container, else with the system's python3.
-    """
+    """Return the config's login node. Our process there runs with `slurm.python` if a path there, else python3."""
     python = settings["python"] if settings["container"] == "none" and "/" in settings["python"] else "python3"
     user, _, name = (settings["login"] or HERE).rpartition("@")
     config = settings["ssh_config"] if settings["login"] else None

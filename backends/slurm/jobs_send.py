@@ -112,10 +112,7 @@ def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
 
 
 def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
-    """Return the attempts in the queue of the config's cluster, else of the clusters of this home folder's jobs.
-
-    Raises UnreachableError, ConfigError.
-    """
+    """Return the attempts queued on the config's or this home's clusters. Raises UnreachableError, ConfigError."""
     if config is not None:
         asked = [host_of(config.block(Slurm).model_dump(mode="json"))]
     else:

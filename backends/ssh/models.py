@@ -29,10 +29,7 @@ TRIES = 3  # of damaged files
 def push(
     fleet: Fleet, config: JobConfig | None, names: Sequence[str], place: str, model: PushedModel, *, replaces: bool
 ) -> dict[str, PushOutcome]:
-    """Bring the model to `place` on each host, and make the model current there; return the outcome by host.
-
-    Raises ConfigError if a host is named twice.
-    """
+    """Make the model current at `place` on each host; return the outcomes. Raises ConfigError if one is named twice."""
     return _Push(fleet, _hosts(config, names), place, model).run(replaces=replaces)
 
 

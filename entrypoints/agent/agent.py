@@ -37,10 +37,7 @@ PREPARING = "its packages are being installed"
 
 
 def supervise(spec: AgentSpec, server: socket.socket | None, stops: list[int]) -> ExitReport:
-    """Supervise a node from this process, a container's first process; return the node's exit report.
-
-    `stops` are the stop signals that arrived before the call.
-    """
+    """Supervise a node from a container's first process; return the exit report. `stops`: earlier stop signals."""
     agent = Agent(spec, server, os.umask(0o077))
     agent.run(stops=stops)
     assert agent.ended is not None

@@ -116,10 +116,7 @@ def _ready(root: Path, workdir: str, store: str | None = None, *, keeps: bool = 
 
 
 def _own(place: Path, python: str, *, sees_system: bool) -> PreparedEnvironment:
-    """Create an environment for this job alone, on top of that of `python`.
-
-    The commands of `setup` install there: the environment below is shared by jobs.
-    """
+    """Create an environment for this job's `setup` alone, on top of that of `python`, which jobs share."""
     base = interpreter.find(sys.executable)
     below = base if python == sys.executable else interpreter.find(python)
     shutil.rmtree(place, ignore_errors=True)

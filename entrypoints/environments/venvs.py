@@ -75,10 +75,7 @@ CURES = {
 
 
 def build(spec: EnvironmentSpec) -> PreparedEnvironment:
-    """Return the environment, and build the environment if absent. Raises Refused with pip's last lines and the cure.
-
-    `spec` has a Python and no image.
-    """
+    """Return the environment of the interpreter, built if absent. Raises Refused with pip's last lines and the cure."""
     base = interpreter.find(spec.python)
     folder = Path(spec.workdir).expanduser().absolute() / "env"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -275,10 +272,7 @@ def _make(spec: EnvironmentSpec, base: Interpreter, place: Path, held: int) -> N
 
 
 def show(place: Path, base: Interpreter, sites: Sequence[str], name: str = "parent.pth") -> Path:
-    """Let the environment see the packages in these folders too, and the additions of their .pth files.
-
-    Return the file in the environment that names the folders.
-    """
+    """Let the environment see these folders' packages and .pth files; return the file there that names them."""
     file = place / "lib" / "python{}.{}".format(*base.version) / "site-packages" / name
     file.write_text("".join(f"import site; site.addsitedir({site!r})\n" for site in sites))
     return file

@@ -56,10 +56,7 @@ def has(here: Here, *, sha256: str, bytes: int, sender: str) -> dict[str, Any]:
 
 
 def basis(here: Here, *, sha256: str, sender: str) -> dict[str, Any]:
-    """Return the `path` of a copy of the newest archive, for rsync to change into `sha256`; "" if impossible.
-
-    A file of an interrupted rsync is used again.
-    """
+    """Return the `path` of a copy of the newest archive, or of an earlier rsync, to change by rsync; else ""."""
     path = _partial(here, sha256, sender).with_suffix(".rsync")
     if shutil.which("rsync") is None:
         return {"path": ""}

@@ -315,10 +315,7 @@ def _asked(folder: str, number: int) -> dict[str, Any]:
 
 
 def _canceller(number: int, shown: str) -> str:
-    """Return the name of the user that has cancelled the job, empty for the job's owner and for a job with no cancel.
-
-    Only the accounting knows the user.
-    """
+    """Return the user that has cancelled the job, from the accounting; empty for the owner, and without a cancel."""
     if "JobState=CANCELLED" not in shown:
         return ""
     told = run(argv=["sacct", "-nPX", "-j", str(number), "-o", "State"])["stdout"]

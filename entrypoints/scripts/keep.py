@@ -312,10 +312,7 @@ def report_unkept(found: Sequence[Unkept], log: Path, empty: Sequence[str] | Non
 
 
 def unkept_words(found: Sequence[Unkept], empty: Sequence[str] | None = None) -> str:
-    """Return a sentence with the files and the config key that keeps the files.
-
-    `empty`: the names of `keep` while the job runs, if no checkpoint is kept yet.
-    """
+    """Return a sentence with the files and the key that keeps them; `empty`: `keep`, if no checkpoint is kept yet."""
     named = ", ".join(f"{each.name} ({_amount(each)})" for each in found[:_MOST_NAMED])
     more = f" and {len(found) - _MOST_NAMED} more" if len(found) > _MOST_NAMED else ""
     keys = ", ".join(each.name for each in found[:_MOST_NAMED])
