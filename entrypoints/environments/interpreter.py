@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -89,7 +88,5 @@ def from_answer(answer: str, complaint: str, path: str) -> Interpreter:
 def _known() -> str:
     """Return the newer interpreters on the path, as words."""
     names = [f"python3.{minor}" for minor in range(20, OLDEST[1] - 1, -1)]
-    with contextlib.suppress(OSError):
-        places = [place for name in names if (place := shutil.which(name))]
-        return f" (here are {', '.join(places)})" if places else ""
-    return ""
+    places = [place for name in names if (place := shutil.which(name))]
+    return f" (here are {', '.join(places)})" if places else ""

@@ -78,10 +78,9 @@ def keep(*, place: str, version: str) -> dict[str, Any]:
     folder = whole if whole.is_dir() else part
     damaged = _damaged(folder, version)
     if folder == part and not damaged:
-        for each in sorted(part.rglob("*")):
-            with each.open("rb") if each.is_file() else contextlib.nullcontext() as file:
-                if file is not None:
-                    os.fsync(file.fileno())
+        for each in filter(Path.is_file, part.rglob("*")):
+            with each.open("rb") as file:
+                os.fsync(file.fileno())
         part.rename(whole)
         atomic_json.sync(root)
     for name in damaged:

@@ -47,10 +47,7 @@ def facts(
     looks: dict[str, Probe] = {
         "own_name": probes.own_name,
         "interfaces": probes.interfaces,
-        "gpus": gpus.found,
-        "gpu_processes": gpus.in_use,
-        "holders": lambda: _holders(lock_folder),
-        "waiting": lambda: _waiting(lock_folder),
+        **_use(lock_folder),
         "disk": lambda: probes.disk(here.workdir),
         "shm": lambda: probes.disk(Path("/dev/shm")),
         "tmp": lambda: probes.temporary(tmp),
@@ -81,13 +78,7 @@ def facts(
 
 def holders(*, lock_folder: str | None = None) -> dict[str, Any]:
     """Return `holders` (from gpulocks), `waiting`, the GPUs and the processes on the GPUs: for `cloudtrain hosts`."""
-    probes: dict[str, Probe] = {
-        "holders": lambda: _holders(lock_folder),
-        "waiting": lambda: _waiting(lock_folder),
-        "gpus": gpus.found,
-        "gpu_processes": gpus.in_use,
-    }
-    return probed(probes, PATIENCE_S)[0]
+    return probed(_use(lock_folder), PATIENCE_S)[0]
 
 
 def address(*, interface: str | None = None) -> dict[str, Any]:
@@ -109,8 +100,14 @@ def address(*, interface: str | None = None) -> dict[str, Any]:
         raise Refused(f"this host cannot reach {node.ELSEWHERE}: {words}; set the host's `address`") from error
 
 
-def _holders(lock_folder: str | None) -> list[dict[str, Any]]:
-    return gpulocks.holders(gpulocks.folder(lock_folder, make=False))
+def _use(lock_folder: str | None) -> dict[str, Probe]:
+    """Return the probes of the GPUs, their processes and their locks."""
+    return {
+        "gpus": gpus.found,
+        "gpu_processes": gpus.in_use,
+        "holders": lambda: gpulocks.holders(gpulocks.folder(lock_folder, make=False)),
+        "waiting": lambda: _waiting(lock_folder),
+    }
 
 
 def _waiting(lock_folder: str | None) -> list[dict[str, Any]]:

@@ -30,9 +30,8 @@ use_orig_params=true cpu_ram_efficient_loading=true sync_module_states=true acti
 activation_checkpointing_offload=false ignored_modules="""
 _DEEPSPEED = """zero_stage gradient_accumulation_steps gradient_clipping offload_optimizer_device offload_param_device
 zero3_init_flag zero3_save_16bit_model deepspeed_config_file deepspeed_moe_layer_cls_names"""
-_AS_WRITTEN = ("deepspeed_config_file", "deepspeed_moe_layer_cls_names")
-_KINDS = ("NO", "FALSE", "MULTI_CPU", "DEEPSPEED", "FSDP")  # an unquoted NO is YAML's false
-_DEVICES = ("GPU", "NPU", "MLU", "SDAA", "MUSA", "XPU", "HPU", "NEURON")
+# Of distributed_type; an unquoted NO is YAML's false.
+_KINDS = re.compile("NO|FALSE|DEEPSPEED|FSDP|MULTI_(CPU|GPU|NPU|MLU|SDAA|MUSA|XPU|HPU|NEURON)")
 # The launcher refuses other keys; the last line is of its earlier versions.
 _KEYS = """compute_environment distributed_type mixed_precision use_cpu debug num_processes machine_rank num_machines
 gpu_ids main_process_ip main_process_port rdzv_backend same_network main_training_function enable_cpu_affinity
@@ -77,11 +76,10 @@ def variables_of(settings: Any) -> Iterator[tuple[str, str]]:
     kind = str(settings["distributed_type"]).upper()
     mixed = settings.get("mixed_precision") or ("fp16" if settings.get("fp16") else None)
     precision = str(mixed or "no").lower()
-    known = kind in _KINDS or kind in (f"MULTI_{device}" for device in _DEVICES)
     unknown = sorted(map(str, settings.keys() - set(_KEYS.split())))
     for found, words in (
         (settings.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE", "its compute_environment"),
-        (not known, f"distributed_type {kind}"),
+        (not _KINDS.fullmatch(kind), f"distributed_type {kind}"),
         (precision not in ("no", "fp16", "bf16"), f"mixed_precision {precision}"),
         (settings.get("parallelism_config"), "parallelism_config"),
         (unknown, f"its {', '.join(unknown)}"),
@@ -120,7 +118,7 @@ def _deepspeed(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if (value := section.get(name)) is not None:
             prefix = "" if name.startswith(("deepspeed_", "gradient_")) else "DEEPSPEED_"
             variable = f"ACCELERATE_{prefix}{name.replace('zero3_init_flag', 'zero3_init').upper()}"
-            yield variable, str(value) if name in _AS_WRITTEN else str(value).lower()
+            yield variable, str(value) if name.startswith("deepspeed_") else str(value).lower()
 
 
 def _section(settings: Mapping[str, Any], name: str, prefix: str) -> dict[str, Any]:
