@@ -101,13 +101,11 @@ def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:
     asked = {"reason": "now" if now else "user", "by_force": now}
     calls = {node.host: Call("verbs.stop", {**asked, "root": node.root}) for node in SshRef.load(ref).nodes}
     answers = fleet.ask(calls, STOP_S, is_urgent=True)
-    unreached = [(host.name, answer.error) for host, answer in answers.items() if answer.error is not None]
+    unreached = {host.name: answer.error.message for host, answer in answers.items() if answer.error is not None}
     if len(unreached) == len(calls):
-        error = unreached[0][1]
-        assert error is not None
-        raise error
-    for name, error in unreached:
-        say(f"{name} did not get the stop request; the other agents pass it on: {error.message if error else ''}")
+        next(iter(answers.values())).required()
+    for name, why in unreached.items():
+        say(f"{name} did not get the stop request; the other agents pass it on: {why}")
 
 
 def saved(fleet: Fleet, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:

@@ -59,7 +59,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(assignments)]
     job = JobSpec.load(body["spec"])
     can_shrink = (job.min_nodes or job.nodes) < len(assignments)
-    ref = SshRef(nodes, job.nproc_per_node, can_shrink, job.job, job.attempt).dump()
+    ref = SshRef(nodes, job.nproc_per_node, can_shrink).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     calls = {}
@@ -157,7 +157,6 @@ def _node(fleet: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) 
 
     return SshNode(
         host=seat.host,
-        address=seat.address,
         job=job,
         root=f"{job}/attempt-{body['attempt']}/node-{number}",
         checkpoints=_checkpoints(fleet, seat.host, body),

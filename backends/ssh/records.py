@@ -18,8 +18,6 @@ class SshNode(StoredRecord):
     """The node's folder of the attempt."""
     checkpoints: str
     output: str
-    address: str = ""
-    """For the node's peers."""
     job: str = ""
     """The job's folder."""
     inputs: dict[str, str] = field(default_factory=dict)
@@ -39,5 +37,3 @@ class SshRef(StoredRecord):
     nproc_per_node: int
     can_shrink: bool
     """Whether a restart may use fewer nodes, so a rank may move."""
-    job: str = ""
-    attempt: int = 0

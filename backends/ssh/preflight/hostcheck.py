@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,7 @@ def disk(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         ("checkpoint disk", "checkpoint_disk", "checkpoint.uri"),
     ):
         there = {host: fact[key] for host, fact in facts.items() if fact.get(key)}
-        room = {host: (_disk_verdict(report), _room(report)) for host, report in there.items()}
+        room = {host: _room(report) for host, report in there.items()}
 
         def cure(hosts: Sequence[str], there: Facts = there, setting: str = setting) -> str:
             path = shlex.quote(str(there[hosts[0]]["path"]))
@@ -115,24 +116,19 @@ def disk(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
         yield from graded(name, room, of, cure)
 
 
-def _disk_verdict(report: Mapping[str, Any]) -> str:
-    inodes = report.get("inodes")
-    if report["free_mb"] < DISK_FAIL_MB or (inodes is not None and inodes < MIN_INODES / 10):
-        return "fail"
-    return "warn" if report["free_mb"] < DISK_WARN_MB or (inodes is not None and inodes < MIN_INODES) else "ok"
-
-
-def _room(report: Mapping[str, Any]) -> str:
-    """Return the free space in steps, so that hosts fold: equal byte counts are rare."""
-    inodes = report.get("inodes")
-    if inodes is not None and inodes < MIN_INODES:
-        return f"{inodes} files more can be made in {report['path']}"
-    if report["free_mb"] < 1 << 10:
-        return f"{report['free_mb']} MB free in {report['path']}"
-    free_gb = report["free_mb"] / 1024
-    steps = [step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if step <= free_gb]
-    room = f"more than {steps[-1]}" if steps else f"{free_gb:.1f}"
-    return f"{room} GB free in {report['path']}"
+def _room(report: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the verdict, and the free space in steps, so that hosts fold: equal byte counts are rare."""
+    path, free_mb, inodes = report["path"], report["free_mb"], report.get("inodes")
+    files = math.inf if inodes is None else inodes
+    is_low = free_mb < DISK_WARN_MB or files < MIN_INODES
+    is_full = free_mb < DISK_FAIL_MB or files < MIN_INODES / 10
+    verdict = "fail" if is_full else "warn" if is_low else "ok"
+    if files < MIN_INODES:
+        return verdict, f"{files} files more can be made in {path}"
+    if free_mb < 1 << 10:
+        return verdict, f"{free_mb} MB free in {path}"
+    steps = [step for step in (10, 20, 50, 100, 200, 500, 1000, 10_000) if step <= free_mb / 1024]
+    return verdict, f"{f'more than {steps[-1]}' if steps else f'{free_mb / 1024:.1f}'} GB free in {path}"
 
 
 def write(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
