@@ -12,21 +12,7 @@ from typing import TYPE_CHECKING
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import node_folder
 from cloudtrain.entrypoints.contract import NEVER_SENT, RECORD, START_LOCK, STATE, JobSpec
-from cloudtrain.launcher.backend import (
-    Capacity,
-    Check,
-    Chosen,
-    Cursor,
-    FoundAttempt,
-    JobRef,
-    LeftFiles,
-    LogPage,
-    Pace,
-    Request,
-    SavedFiles,
-    Shipment,
-    Terms,
-)
+from cloudtrain.launcher.backend import Capacity, Check, FoundAttempt, LeftFiles, Pace, SavedFiles, Terms
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.text.extras import install
@@ -38,6 +24,7 @@ from .records import LocalRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LogPage, Request, Shipment
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.job import State
 

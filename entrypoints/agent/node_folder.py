@@ -18,7 +18,7 @@ OBEY_S = 15.0  # an agent's own end may take 12 s if processes do not die
 
 def look(root: Path, checkpoints: Path) -> NodeStatus:
     """Return the node's status; kill processes that a killed agent has left running."""
-    state = _state(root)
+    state = state_of(root)
     has_other_name = state is not None and state.machine not in (None, os.uname().nodename)
     if (
         state is not None and has_other_name and not processes.is_of_this_boot(state.stamp)
@@ -70,7 +70,7 @@ def end(roots: list[Path]) -> None:
 
 def agent_pid(root: Path) -> int | None:
     """Return the pid of the agent, None if the agent is gone."""
-    state = _state(root)
+    state = state_of(root)
     return state.pid if state and processes.alive(state.pid, state.stamp) else None
 
 
@@ -93,6 +93,7 @@ def last_sign_s(root: Path, started_s: float) -> float:
     return max(signs)
 
 
-def _state(root: Path) -> AgentState | None:
-    found = atomic_json.read_json(root / STATE)
+def state_of(root: Path) -> AgentState | None:
+    """Return the agent's state, None before the first; over a network, the file may be replaced during a read."""
+    found = atomic_json.read_json(root / STATE) or atomic_json.read_json(root / STATE)
     return found and AgentState.load(found)

@@ -18,18 +18,7 @@ from typing import Any
 
 from .. import atomic_json, processes
 from ..agent import node_folder, node_logs
-from ..contract import (
-    BEAT,
-    EXIT,
-    RECORD,
-    STATE,
-    STATE_EVERY_S,
-    STOP,
-    AgentState,
-    ExitReport,
-    NodeStatus,
-    has_checkpoint,
-)
+from ..contract import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, ExitReport, NodeStatus, has_checkpoint
 from ..errors import Refused
 from .calls import Here
 
@@ -247,7 +236,7 @@ def enter(*, folder: str, node: int, number: int, python: str, argv: list[str]) 
     from . import verbs
 
     root = Path(folder, f"node-{node}")
-    state = _state(root)
+    state = node_folder.state_of(root)
     if state is None:
         raise Refused(f"node {node} of the job has not begun: see `cloudtrain status`")
     if (root / EXIT).exists():
@@ -271,7 +260,8 @@ _ENTER = (
 def _status(root: Path, now_s: float, *, is_saved: bool) -> NodeStatus:
     with contextlib.suppress(OSError):
         os.listdir(root)
-    state, ended, asked = _state(root), atomic_json.read_json(root / EXIT), atomic_json.read_json(root / STOP)
+    state = node_folder.state_of(root)
+    ended, asked = atomic_json.read_json(root / EXIT), atomic_json.read_json(root / STOP)
     reason = asked and asked["reason"]
     if ended is not None:
         report = ExitReport.load(ended)
@@ -284,11 +274,6 @@ def _status(root: Path, now_s: float, *, is_saved: bool) -> NodeStatus:
         held_s += min(max(now_s - written_s, 0.0), STATE_EVERY_S)
     sign_s = max(written_s, _time(root / BEAT), node_folder.last_sign_s(root, state.started_s))
     return NodeStatus(state, alive=is_alive, asked=reason, held_s=held_s, saved=is_saved, last_s=sign_s, now_s=now_s)
-
-
-def _state(root: Path) -> AgentState | None:
-    found = atomic_json.read_json(root / STATE) or atomic_json.read_json(root / STATE)  # replaced during the first read
-    return found and AgentState.load(found)
 
 
 def _time(path: Path) -> float:
