@@ -19,11 +19,9 @@ MAX_INSTANCES = 64  # each is a torchrun and its ranks: about half a gigabyte
 def faults(body: dict[str, Any]) -> Iterator[Fault]:
     """Yield the faults of a local request."""
     if len(body["nodes"]) > MAX_INSTANCES:
-        yield Fault(
-            f"{len(body['nodes'])} instances on one machine are too many",
-            key="resources.instances",
-            hint=f"the local backend starts {MAX_INSTANCES} at most",
-        )
+        message = f"{len(body['nodes'])} instances on one machine are too many"
+        hint = f"the local backend starts {MAX_INSTANCES} at most"
+        yield Fault(message, key="resources.instances", hint=hint)
     for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
         if uri and re.match(r"[a-z0-9]+://", uri):
             hint = f"use a folder here: --set {key}=/some/path"

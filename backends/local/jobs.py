@@ -32,11 +32,9 @@ def make_own(folder: Path, job: str) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError as error:
-        raise UsageError(
-            f"there is a folder of an earlier job named `{job}`, which the registry does not know",
-            where=str(folder),
-            hint="choose another --name, or move the folder away",
-        ) from error
+        message = f"there is a folder of an earlier job named `{job}`, which the registry does not know"
+        hint = "choose another --name, or move the folder away"
+        raise UsageError(message, where=str(folder), hint=hint) from error
 
 
 def visible_gpus() -> list[str]:
@@ -66,10 +64,8 @@ def interpreter(wanted: str | None, base: Path) -> str:
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
-        raise ConfigError(
-            "torch is not installed here, and the local backend trains with it",
-            hint=f"{install('local')}, or name an interpreter that has it: local.python",
-        )
+        hint = f"{install('local')}, or name an interpreter that has it: local.python"
+        raise ConfigError("torch is not installed here, and the local backend trains with it", hint=hint)
     return sys.executable
 
 

@@ -36,11 +36,9 @@ def checks(fleet: Fleet, config: JobConfig | None, trial: Callable[[JobConfig], 
         cure = error.hint or ("name it: slurm.login" if block.login is None else "")
         return [Check("login node", "fail", error.message, cure)]
     if version.code:
-        cure = (
-            "set slurm.login to the cluster's login node"
-            if block.login is None
-            else "is this a login node? slurm.login"
-        )
+        cure = "is this a login node? slurm.login"
+        if block.login is None:
+            cure = "set slurm.login to the cluster's login node"
         return [Check("login node", "fail", f"{where}: {_words(version)}", cure)]
     found = [Check("login node", "ok", f"{where}, {version.stdout.strip()}")]
     found.append(_tried("controller", partial(_controller, login)))

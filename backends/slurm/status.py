@@ -135,11 +135,8 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
     if kind == "stopped":
         facts["detail"] = f"cancelled by the user {job.by} of the cluster" if job.by else None
         return State("stopped", limit_reason if reason == "time_limit" else reason, is_resumable, **facts)
-    message = (
-        _FAULTS.get(name)
-        or _FAULTS.get(job.exit_code)
-        or f"Slurm says {name} {job.exit_code}{_in_words(job.exit_code)}".rstrip()
-    )
+    said = f"Slurm says {name} {job.exit_code}{_in_words(job.exit_code)}".rstrip()
+    message = _FAULTS.get(name) or _FAULTS.get(job.exit_code, said)
     error = {"rank": None, "kind": "node" if reason == "node_failure" else "error", "message": message}
     return State("failed", reason, is_resumable, error, **facts)
 

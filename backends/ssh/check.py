@@ -94,12 +94,9 @@ def _environment(runs_in: dict[str, Any], setup: SetupSpec) -> Iterator[Fault]:
             yield Fault(f"`{key}` goes with `environment: {its_kind}`, not with `{kind}`", key=f"ssh.{key}", hint=hint)
     image = runs_in["image"]
     if image and kind not in _CONTAINERS:
-        yield Fault(
-            "on this backend `image` goes with `environment: docker` or `podman`",
-            key="image",
-            hint="--set ssh.environment=docker, or leave `image` out",
-            is_warning=True,
-        )
+        message = "on this backend `image` goes with `environment: docker` or `podman`"
+        hint = "--set ssh.environment=docker, or leave `image` out"
+        yield Fault(message, key="image", hint=hint, is_warning=True)
     if kind in _CONTAINERS:
         from cloudtrain.entrypoints.environments.images import digest_fault
 

@@ -142,12 +142,9 @@ def _free(facts: Facts, units: Mapping[str, list[_Unit]], needs: HostRequirement
             continue
         can_share = needs.allow_busy and len(unlocked) >= needs.gpus
         words = [*_locked(there, locks), *_used(there, strangers)]
-        yield Check(
-            FREE,
-            "warn" if can_share else "fail",
-            f"{len(free)} of {len(there)} GPUs are free, {needs.gpus} wanted: {host}: {'; '.join(words)}",
-            "; ".join(_ways_out(host, fact, locks, strangers, needs)),
-        )
+        found = f"{len(free)} of {len(there)} GPUs are free, {needs.gpus} wanted: {host}: {'; '.join(words)}"
+        cure = "; ".join(_ways_out(host, fact, locks, strangers, needs))
+        yield Check(FREE, "warn" if can_share else "fail", found, cure)
     if enough and len(enough) == len(facts):
         yield Check(FREE, "ok", fold(enough, of))
 
@@ -205,11 +202,8 @@ def _ways_out(
     for job, holder in holders.items():
         # Several users may share a login: then the name that the holder gave counts.
         is_mine = holder.get("owner") == me and holder.get("user", me) == me
-        yield (
-            f"cloudtrain stop {shlex.quote(job)}"
-            if is_mine
-            else f"ask {holder.get('user', 'the holder')}: cloudtrain hosts"
-        )
+        ask = f"ask {holder.get('user', 'the holder')}: cloudtrain hosts"
+        yield f"cloudtrain stop {shlex.quote(job)}" if is_mine else ask
     if mine := [str(process["pid"]) for process in strangers if process.get("owner") == me]:
         yield remote([host], f"kill {' '.join(mine)}")
     if others := [str(process["pid"]) for process in strangers if process.get("owner") != me]:
