@@ -148,9 +148,8 @@ def _upload(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> None:
             if number == TRIES - 1:
                 raise
             time.sleep(PAUSE_S)
-    raise ConfigError(
-        f"{host.name}: the {bundle.what} has arrived damaged {TRIES} times", hint="look at its memory and its disk"
-    )
+    message = f"{host.name}: the {bundle.what} has arrived damaged {TRIES} times"
+    raise ConfigError(message, hint="look at its memory and its disk")
 
 
 def _sent(fleet: Fleet, bundle: Bundle, host: Host, arrived: int) -> bool:

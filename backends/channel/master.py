@@ -292,9 +292,8 @@ def _folder() -> Path:
         message = f"the sockets of ssh cannot be kept: {error.strerror}"
         raise ConfigError(message, where=folder, hint="set TMPDIR to a folder that you can write") from error
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(
-            "another user could listen there", where=folder, hint="remove it; it is for ssh's own sockets"
-        )
+        message = "another user could listen there"
+        raise ConfigError(message, where=folder, hint="remove it; it is for ssh's own sockets")
     return folder
 
 

@@ -97,9 +97,8 @@ def _raw(options: list[str]) -> Iterator[Fault]:
         elif instead := _PLANNED.get(found[1]):
             yield Fault(f"`--{found[1]}` changes the plan", key=key, hint=f"set {instead} instead")
         elif found[1] in _FORBIDDEN:
-            yield Fault(
-                f"`--{found[1]}` is an option that cloudtrain itself sets", key=key, hint="leave the option out"
-            )
+            message = f"`--{found[1]}` is an option that cloudtrain itself sets"
+            yield Fault(message, key=key, hint="leave the option out")
         elif found[1] == "signal":
             hint = (
                 "set limits.max_duration: a script gets SIGTERM 2 minutes before the end, and on pre-emption; "

@@ -36,9 +36,8 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
             yield Fault(f"the ssh backend cannot reach `{uri}` from the hosts", key=key, hint=hint)
         elif uri and not re.match(r"/|~/", uri) and not (key.startswith("inputs.") and is_beside(uri)):
             hint = "write the whole path, as in /data/sets or ~/sets"
-            yield Fault(
-                f"`{uri}` is a path on the hosts, and must not depend on where this file is", key=key, hint=hint
-            )
+            message = f"`{uri}` is a path on the hosts, and must not depend on where this file is"
+            yield Fault(message, key=key, hint=hint)
 
 
 def _machines(body: dict[str, Any], wanted: int) -> Iterator[Fault]:

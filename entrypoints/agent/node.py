@@ -68,9 +68,8 @@ def resolve(name: str, patience_s: float) -> str:
             return str(socket.getaddrinfo(name, None, socket.AF_INET)[0][4][0])
         except socket.gaierror as error:
             if time.monotonic() > end:
-                raise TimeoutError(
-                    f"the name {name} did not resolve in {patience_s:.0f} s: {error.strerror}"
-                ) from error
+                message = f"the name {name} did not resolve in {patience_s:.0f} s: {error.strerror}"
+                raise TimeoutError(message) from error
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, 5.0)
 

@@ -121,17 +121,13 @@ def victims(ticket: QueueTicket, lines: Sequence[HostLine], now_s: float) -> lis
         if any(each.key < ticket.key for each in line.tickets):
             return []
         lacking = ticket.needs[line.host] - (len(line.units) - len(_held(line)))
-        below = [each for each in _held(line) if _is_below(each, ticket)]
+        below = [each for each in _held(line) if each.user == ticket.user and each.priority < ticket.priority]
         may_go = [each for each in below if each.root is not None and not _is_spared(each, now_s)]
         chosen = sorted(may_go, key=lambda each: (each.priority, each.job, each.name))[: max(0, lacking)]
         if len(chosen) < lacking:
             return []
         found += chosen
     return found
-
-
-def _is_below(held: Holding, ticket: QueueTicket) -> bool:
-    return held.user == ticket.user and held.priority < ticket.priority
 
 
 def _held(line: HostLine) -> list[Holding]:

@@ -64,9 +64,8 @@ def try_lock(path: Path, how: int) -> int | None:
     try:
         return processes.try_lock(path, how)
     except OSError as error:
-        raise Refused(
-            f"{path} cannot be locked: {error.strerror}; set `workdir` to a local disk, or a share with locks"
-        ) from error
+        message = f"{path} cannot be locked: {error.strerror}; set `workdir` to a local disk, or a share with locks"
+        raise Refused(message) from error
 
 
 def run(

@@ -142,12 +142,10 @@ def _try(container: Container, gpus: tuple[str, ...]) -> interpreter.Interpreter
         return found
     except subprocess.TimeoutExpired as error:
         dockerrun.remove(container, trial.name)
-        raise Refused(
-            f"{container.image} is not up after {TRIAL_S:.0f} s; see whether `{tool} run` works here"
-        ) from error
+        message = f"{container.image} is not up after {TRIAL_S:.0f} s; see whether `{tool} run` works here"
+        raise Refused(message) from error
     except FileNotFoundError as error:
-        raise Refused(
-            f"files that {tool} writes to {container.home} are not visible here; set `workdir` to a local folder"
-        ) from error
+        message = f"files that {tool} writes to {container.home} are not visible here; set `workdir` to a local folder"
+        raise Refused(message) from error
     finally:
         witness.unlink(missing_ok=True)
