@@ -202,8 +202,8 @@ FAULTS = [
     Fault(
         "pre-emption",
         "entrypoints/agent/queue_turns.py",
-        "held.priority < ticket.priority",
-        "held.priority <= ticket.priority",
+        "each.priority < ticket.priority",
+        "each.priority <= ticket.priority",
         "entrypoints/test_queue.py::test_preemption_takes_the_lowest_own_jobs",
     ),
     Fault(

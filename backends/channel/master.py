@@ -129,10 +129,7 @@ class Masters:
         return self.folder / host.key
 
     async def connected(self, host: Host) -> Path:
-        """Return the socket of the host's master; start the master if needed.
-
-        Raises CredentialError or ConfigError for faults that the user must fix, or UnreachableError.
-        """
+        """Return the socket of the host's master, started if needed. Raises the error of `fault_of`."""
         socket = self.socket(host)
         if _is_served(socket):
             return socket

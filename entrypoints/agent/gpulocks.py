@@ -43,10 +43,7 @@ class Unusable(RuntimeError):
 
 
 class GpuBusy(RuntimeError):
-    """A different process holds `name`; `holder` is an entry of `holders`, None if the holder has no note.
-
-    `why`: the reason if `name` is kept for a job in line.
-    """
+    """Another process holds `name`: `holder`, of `holders`, or None without a note; `why`: kept for a job in line."""
 
     def __init__(self, name: str, holder: dict[str, Any] | None, label: str | None = None, why: str = "") -> None:
         self.name, self.holder = name, holder

@@ -43,10 +43,7 @@ class Node:
 
 
 def identify(environ: Mapping[str, str]) -> Node:
-    """Return the node that the environment describes; without a platform's variables, a job of a single node.
-
-    Raises ValueError if a platform's variables contradict themselves.
-    """
+    """Return the node that the environment describes, else a single one. Raises ValueError for contradictions."""
     for detect in _PLATFORMS:
         node = detect(environ)
         if node is not None:
@@ -57,10 +54,7 @@ def identify(environ: Mapping[str, str]) -> Node:
 
 
 def resolve(name: str, patience_s: float) -> str:
-    """Return the IPv4 address of `name`; wait until the name resolves: cluster DNS is often half a minute late.
-
-    Raises TimeoutError with the last answer of the resolver.
-    """
+    """Return the IPv4 address of `name`, after a wait: cluster DNS is often half a minute late. Raises TimeoutError."""
     end = time.monotonic() + patience_s
     pause_s = 0.1
     while True:

@@ -83,10 +83,7 @@ class PlacedTicket:
 
 
 def tickets(locks: Path) -> list[QueueTicket]:
-    """Return the living tickets on the host, in order; `needs` has the number of locks, under an empty name.
-
-    Submitters may use different names for the host.
-    """
+    """Return the host's living tickets in order; the key of `needs` is "", as submitters name hosts differently."""
     folder, found = locks / "queue", []
     for name, notes in _files(folder):
         if not gpulocks.is_free(folder / name):

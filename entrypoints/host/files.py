@@ -158,10 +158,7 @@ def held(*folders: str) -> str | None:
 
 
 def tree(*, folder: str, sums: list[str] | None = None) -> dict[str, Any]:
-    """Return the files below `folder`, each with its relative path and its size; links are followed, each once.
-
-    `sums`: return only the hashes of these files.
-    """
+    """Return the files below `folder`, with path and size, or the hashes of `sums`; links are followed once."""
     root = Path(folder)
     if sums:
         return {"sums": {name: _sha256(root / name) for name in sums}}
