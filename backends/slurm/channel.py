@@ -99,7 +99,6 @@ def in_our_words(error: CloudtrainError) -> CloudtrainError:
 
     error.message, error.hint = ours(error.message), ours(error.hint)
     if isinstance(error, ConfigError):
-        error.faults = tuple(
-            replace(fault, message=ours(fault.message), hint=ours(fault.hint)) for fault in error.faults
-        )
+        faults = (replace(fault, message=ours(fault.message), hint=ours(fault.hint)) for fault in error.faults)
+        error.faults = tuple(faults)
     return error

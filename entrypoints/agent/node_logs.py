@@ -251,9 +251,8 @@ def _files(folder: Path, ranks: Collection[int] | None) -> Iterator[Path]:
     if ranks is None and (folder / BOOT).exists():
         yield folder / BOOT
     found = ((_rank(path.name), path) for path in folder.glob("rank-*.log"))
-    yield from (
-        path for rank, path in sorted((r, p) for r, p in found if r is not None) if ranks is None or rank in ranks
-    )
+    ordered = sorted((rank, path) for rank, path in found if rank is not None)
+    yield from (path for rank, path in ordered if ranks is None or rank in ranks)
 
 
 def _rank(name: str) -> int | None:

@@ -98,10 +98,8 @@ def _require_no_sources(table: dict[str, Any], lines: list[str], name: str) -> N
     if elsewhere := [each for each in uv.get("sources") or () if _plain(each) in asked]:
         export = _EXPORT.replace("--no-emit-project", "--no-editable --no-emit-project")
         way = f"uv export --script {name} -o requirements.txt" if name.endswith(".py") else export
-        words = (
-            f"`{name}` says in [tool.uv.sources] where `{'`, `'.join(elsewhere)}` comes from, which pip does not read"
-        )
-        raise Refused(f"{words}; `{way}` writes the packages for pip")
+        words = f"`{name}` says in [tool.uv.sources] where `{'`, `'.join(elsewhere)}` comes from, which"
+        raise Refused(f"{words} pip does not read; `{way}` writes the packages for pip")
 
 
 def _of_project(

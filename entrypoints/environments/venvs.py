@@ -327,13 +327,12 @@ def _check(code: int | None, log: Path, what: str) -> None:
     if code == 0:
         return
     text = log.read_text(errors="replace")
+    last = builds.last_words(text)
     if code is None:
-        said = (
-            f"not done after {builds.LIMIT_S:.0f} s, last: {builds.last_words(text)}; raise the limit, or ship wheels"
-        )
+        said = f"not done after {builds.LIMIT_S:.0f} s, last: {last}; raise the limit, or ship wheels"
     else:
         cures = {**CURES, FULL: _room(log.parent)}
-        said = f"{builds.last_words(text).rstrip('.')}; {builds.cure(text, cures, 'see the log')}"
+        said = f"{last.rstrip('.')}; {builds.cure(text, cures, 'see the log')}"
     raise Refused(f"{what}: {said}. All of it: {os.uname().nodename}:{log}")
 
 

@@ -100,9 +100,8 @@ def _items(line: str, items: dict[str, float]) -> LineFigures | None:
     figures = {name: value for name, value in items.items() if name not in ("step", "total", "epoch")}
     if figures and all(_EVAL.match(name) for name in figures):
         speed = ("_runtime", "_per_second")
-        return LineFigures(
-            FREE, step, scores={name: value for name, value in figures.items() if not name.endswith(speed)}
-        )
+        scores = {name: value for name, value in figures.items() if not name.endswith(speed)}
+        return LineFigures(FREE, step, scores=scores)
     if step is not None:
         return LineFigures(FINE, step, total, fields=figures)
     if (match := _EPOCH.match(line)) is not None:

@@ -128,9 +128,8 @@ def missing_group(ranks: int) -> str | None:
             return "; ".join(filter(None, [detour(), ALONE]))
         failed = str(_calls[0].get("failed") or "")
         waits = "it waits in init_process_group for ranks that have not called it"
-        return detour() or (
-            f"init_process_group failed: {failed}" if failed and "time" not in failed.lower() else waits
-        )
+        is_over = failed and "time" not in failed.lower()
+        return detour() or (f"init_process_group failed: {failed}" if is_over else waits)
     if {"lightning", "pytorch_lightning"} & sys.modules.keys():
         return (
             f"Lightning is set to fewer ranks: leave num_nodes and devices of the Trainer out, or set them ({ranks} "
