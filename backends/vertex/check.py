@@ -66,6 +66,7 @@ _MAX_ARGUMENT_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, terminator included: wi
 PROJECT = r"(?:(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+)"
 REGION = r"[a-z]+-[a-z]+\d+"
 ID = r"[a-zA-Z0-9_-]+"
+_ACCOUNT = "[a-z0-9][a-z0-9-]*"
 BUCKET = f"gs://{STORES['gs'].bucket}"
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _C_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -84,7 +85,7 @@ _FORMS = {
         "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
     ),
     "jobSpec.serviceAccount": (
-        r"[a-z0-9][a-z0-9-]*@([a-z0-9-]+\.)+gserviceaccount\.com",
+        rf"{_ACCOUNT}@([a-z0-9-]+\.)+gserviceaccount\.com",
         "NAME@PROJECT.iam.gserviceaccount.com",
     ),
     "jobSpec.network": (
@@ -159,9 +160,8 @@ def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
 def violations(job: Any, location: str | None = None) -> Iterator[Violation]:
     """Yield the violations with their paths; our rules add none at a path where the table has found a violation."""
     table = request_rules.read("vertex", "a CustomJob", "Google")
-    in_table = [
-        Violation(*found[:2], _hint(table, *found[:2]), found[2]) for found in request_rules.violations(table, job)
-    ]
+    found = request_rules.violations(table, job)
+    in_table = [Violation(path, message, _hint(table, path, message), doubt) for path, message, doubt in found]
     yield from in_table
     if not isinstance(job, Mapping):
         return

@@ -91,14 +91,13 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     checkpoint_uri = uri if uri.endswith(f"/{job_id}") else below(uri or default, job_id)
     output_uri = next(iter(config.outputs.values()), None) or f"{home}/output"
     # Vertex AI's AIP_MODEL_DIR, AIP_CHECKPOINT_DIR, AIP_TENSORBOARD_LOG_DIR lie there: `artifacts` has the files.
-    base_uri = output_uri if job_id in output_uri.split("/") else f"{output_uri.rstrip('/')}/{job_id}"
     order = container_order(
         plan,
         config,
         job_spec(plan, config, job_id, attempt),
         bundle_sha256,
         **_own_order(plan, config, name),
-        carried=_carried(config, checkpoint_uri, output_uri, base_uri),
+        carried=_carried(config, checkpoint_uri, output_uri),
         ended_uri=f"{home}/attempt-{attempt}/ended",
         kept_in=f"{home}/attempt-{attempt}",
         fence=name,  # for files sent by hand; each send by cloudtrain writes a new fence here and into the arguments
@@ -114,7 +113,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "module": BOOT_MODULE,
         "command": ["python3", "-u", "-c", boot_source()],
         "args": [code_uri, order_uri, name, *filter(None, [block_of(config).endpoints.get("storage")])],
-        "output_uri": base_uri,
+        "output_uri": output_uri,
     }
     planned = render.render_yaml("vertex/job.yml", job=job, machine=choice, block=block_of(config))
     body, changes = render.overlaid(planned, block_of(config).raw)
@@ -247,7 +246,7 @@ def _without_shared_disk(plan: Plan, config: JobConfig, order: ContainerOrder, c
     return order
 
 
-def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, base_uri: str) -> tuple[SyncedFolder, ...]:
+def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str) -> tuple[SyncedFolder, ...]:
     """Return the folders that each node copies to the bucket and, with `back`, from the bucket at a start.
 
     A task's checkpoint folder is not among them: the trainer copies its checkpoints itself (checkpoint.mirror).
@@ -256,7 +255,7 @@ def _carried(config: JobConfig, checkpoint_uri: str, output_uri: str, base_uri: 
     if not config.task:
         folders.append(SyncedFolder("checkpoints", checkpoint_uri, back=True))
     if block_of(config).tensorboard:  # TensorBoard reads the files below AIP_TENSORBOARD_LOG_DIR
-        folders.append(SyncedFolder("output/tensorboard", f"{base_uri}/logs"))
+        folders.append(SyncedFolder("output/tensorboard", f"{output_uri.rstrip('/')}/logs"))
     return tuple(folders)
 
 
