@@ -38,8 +38,8 @@ class Violation(NamedTuple):
 MAX_POOLS = 4
 MAX_NAME = 128
 # Source: docs.cloud.google.com/vertex-ai/docs/training/containers-overview, step 4; 2026-11-30.
-_HOST = re.compile(r"([^/]*[.:][^/]*|localhost)/")
-_REGISTRIES = re.compile(r"((index|registry-1)\.)?docker\.io|([\w-]+\.)?gcr\.io|[\w-]+-docker\.pkg\.dev")
+_REGISTRIES = r"((index|registry-1)\.)?docker\.io|([\w-]+\.)?gcr\.io|[\w-]+-docker\.pkg\.dev"
+_ELSEWHERE = re.compile(rf"(?!({_REGISTRIES})/)([^/]*[.:][^/]*|localhost)/")
 # Source: docs.cloud.google.com/resource-manager/docs/labels-overview.
 MAX_LABELS, MAX_LABEL = 64, 63
 # Source: the page "Schedule training jobs based on resource availability", training/schedule-jobs-dws.
@@ -66,7 +66,6 @@ _MAX_ARGUMENT_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, terminator included: wi
 PROJECT = r"(?:(?:[a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]|\d+)"
 REGION = r"[a-z]+-[a-z]+\d+"
 ID = r"[a-zA-Z0-9_-]+"
-_ACCOUNT = "[a-z0-9][a-z0-9-]*"
 BUCKET = f"gs://{STORES['gs'].bucket}"
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _C_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -85,7 +84,7 @@ _FORMS = {
         "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
     ),
     "jobSpec.serviceAccount": (
-        rf"{_ACCOUNT}@([a-z0-9-]+\.)+gserviceaccount\.com",
+        r"[a-z0-9][a-z0-9-]*@([a-z0-9-]+\.)+gserviceaccount\.com",
         "NAME@PROJECT.iam.gserviceaccount.com",
     ),
     "jobSpec.network": (
@@ -239,12 +238,11 @@ def _reservations(spec: Part) -> Iterator[Violation]:
     strategy = part(spec, "scheduling").get("strategy")
     for index, pool in enumerate(_mappings(spec, "workerPoolSpecs")):
         kind = part(part(pool, "machineSpec"), "reservationAffinity").get("reservationAffinityType")
-        if kind not in ("ANY_RESERVATION", "SPECIFIC_RESERVATION"):
-            continue
+        is_reserved = kind in ("ANY_RESERVATION", "SPECIFIC_RESERVATION")
         at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity"
-        if strategy in ("SPOT", "FLEX_START"):
+        if is_reserved and strategy in ("SPOT", "FLEX_START"):
             yield Violation(at, f"{strategy} cannot use machines of a reservation", "keep one of the two")
-        elif spec.get("persistentResourceId"):
+        elif is_reserved and spec.get("persistentResourceId"):
             yield Violation(at, "a persistent resource has machines of its own", "keep one of the two")
 
 
@@ -425,10 +423,10 @@ def _task(pool: Part, at: str) -> Iterator[Violation]:
     if isinstance(image, str) and not IMAGE.fullmatch(image):
         hint = "such as europe-docker.pkg.dev/my-project/images/train:1, without https://"
         yield Violation(f"{at}.containerSpec.imageUri", f"`{image}` is not a valid image name", hint)
-    elif isinstance(image, str) and (host := _HOST.match(image)) and not _REGISTRIES.fullmatch(host[1]):
+    elif isinstance(image, str) and _ELSEWHERE.match(image):
         message = f"Vertex AI pulls from Artifact Registry and Docker Hub, and `{image}` is elsewhere"
-        message += ": push the image to one of the two"
-        yield Violation(f"{at}.containerSpec.imageUri", message, is_warning=True)
+        cure = "push the image to one of the two"
+        yield Violation(f"{at}.containerSpec.imageUri", f"{message}: {cure}", is_warning=True)
     at_package = f"{at}.pythonPackageSpec"
     if isinstance(executor, str) and not (IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
         message = f"`{executor}` is not one of Google's prebuilt images"

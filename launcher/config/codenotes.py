@@ -75,8 +75,6 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
     words = [*config.args, *config.resume_args]
     if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
         yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
-    if entry:
-        yield from _elsewhere(config, entry, folder)
 
 
 def _submodules(folder: Path) -> Iterator[str]:

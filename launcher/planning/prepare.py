@@ -154,10 +154,14 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
     files = needed(config, folder)
     exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
+
+    def ask(each: JobConfig) -> None:
+        require_all(
+            lambda: _require_request(each, folder), lambda: local_data.pinned(each, config_file.parent, hashes=False)
+        )
+
     require_all(
-        lambda: shipped_code.check(folder, exclude, max_bytes, files),
-        lambda: all_faults.require_all_of(config, lambda each: _require_request(each, folder)),
-        lambda: local_data.pinned(config, config_file.parent, hashes=False),
+        lambda: shipped_code.check(folder, exclude, max_bytes, files), lambda: all_faults.require_all_of(config, ask)
     )
 
 

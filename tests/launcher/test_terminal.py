@@ -156,7 +156,9 @@ def test_progress_bar_is_drawn_on_a_terminal_alone(monkeypatch: pytest.MonkeyPat
             with terminal.meter("inputs.train", 4_000_000) as sent:
                 sent(1_000_000)
             stream.write("end")
-        shown = os.read(mine, 4096).decode()
+        shown = ""
+        while not shown.endswith("end"):  # a read may return a part
+            shown += os.read(mine, 4096).decode()
     finally:
         os.close(mine)
         os.close(its)
