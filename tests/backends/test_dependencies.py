@@ -223,13 +223,13 @@ def test_rehearsal_misses_a_package_that_the_requirements_lack(cli: Any, job: An
 def test_packages_that_cannot_be_installed_are_refused(
     job: Any, tmp_path: Path, settings: str, key: str, words: str
 ) -> None:
-    """`validate` and the dry run report the fault at its key."""
+    """`validate` and the dry run report the fault at its key, before what follows from it."""
     folder = job(settings)
     (folder / "editable.txt").write_text("-e .\n")
     (folder / "a.txt").write_text("tiny\n")
     with pytest.raises(ConfigError, match=words) as refused:
         prepare(configs.load(folder / "cloudtrain.yaml"), folder / "cloudtrain.yaml", tmp_path / "cache", dry=True)
-    assert [fault.key for fault in refused.value.faults] == [key]
+    assert [fault.key for fault in refused.value.faults][:1] == [key]
 
 
 @pytest.mark.parametrize("backend", sorted(SETTINGS))

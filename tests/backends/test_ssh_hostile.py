@@ -265,7 +265,8 @@ def test_whole_job_of_hostile_strings_works(cli: Any, ssh_pair: Cluster, tmp_pat
     told = json.loads(next(line for line in lines if line.startswith("{")))
     expected = [string.encode().hex() for string in STRINGS]
     assert (told["argv"], told["env"], told["secret"]) == (expected, expected, raw.hex())
-    assert told["places"] == [f"/home/root/{quoted}/ck", f"/home/root/{quoted}/set"]
+    job = json.loads(cli("status", "last", "--json", env=environ).stdout)["job"]
+    assert told["places"] == [f"/home/root/{quoted}/ck/{job}", f"/home/root/{quoted}/set"]
     assert told["code"] == sorted(name.encode().hex() for name in names)
     assert (ssh_pair.hosts[0].home / quoted / "model").is_dir()
     assert list(ssh_pair.hosts[0].folder.glob(f"*/**/{CANARY}*")) == []
