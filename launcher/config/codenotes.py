@@ -41,10 +41,18 @@ _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torche
 _OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
-_OF_DEEPSPEED = {  # options of the launcher, with a remedy each
-    **dict.fromkeys(("hostfile", "include", "exclude"), "`backend: ssh` has machines in `ssh.hosts`"),
-    **dict.fromkeys(("num_nodes", "num_gpus"), "`resources.instances` and `distributed.nproc_per_node` count"),
-    **dict.fromkeys(("master_addr", "master_port", "launcher", "no_local_rank"), "cloudtrain starts the ranks"),
+_COUNT, _STARTS = "`resources.instances` and `distributed.nproc_per_node` count", "cloudtrain starts the ranks"
+_OF_LAUNCHERS = {  # options, with a remedy each
+    "torchrun": {
+        **dict.fromkeys(("nnodes", "nproc_per_node"), _COUNT),
+        **dict.fromkeys(("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"), _STARTS),
+        "max_restarts": "`distributed.max_restarts` counts",
+    },
+    "deepspeed": {
+        **dict.fromkeys(("hostfile", "include", "exclude"), "`backend: ssh` has machines in `ssh.hosts`"),
+        **dict.fromkeys(("num_nodes", "num_gpus"), _COUNT),
+        **dict.fromkeys(("master_addr", "master_port", "launcher", "no_local_rank"), _STARTS),
+    },
 }
 
 
@@ -71,7 +79,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
         if several and not config.distributed.allow_alone:
             yield from _meeting(config, entry, _text(folder / entry))
         yield from _accelerate(config, entry, folder)
-        yield from _deepspeed(config, entry, folder)
+        yield from _launchers(config, entry, folder)
     words = [*config.args, *config.resume_args]
     if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
         yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
@@ -238,13 +246,18 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
         yield f"nothing reads {file}, {what}: copy it into the code, and set `{accelerate.KEY}: {file.name}`"
 
 
-def _deepspeed(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
-    """Yield notes on what DeepSpeed's launcher would read: options among `args`, and a file of variables."""
-    text, words = _text(folder / script), {word.partition("=")[0] for word in config.args}
-    if "deepspeed" not in text and "--deepspeed" not in words:
+def _launchers(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
+    """Yield notes on what other launchers would read: options among `args`, and a file of variables of DeepSpeed's."""
+    text, words = _text(folder / script), [word.partition("=")[0] for word in config.args if word.startswith("--")]
+    named = {word: word[2:].replace("-", "_") for word in words}
+    has_deepspeed = "deepspeed" in text or "--deepspeed" in words
+    for launcher in ("torchrun", *(["deepspeed"] if has_deepspeed else [])):
+        options = _OF_LAUNCHERS[launcher]
+        for word, name in named.items():
+            if name in options and not re.search(rf"\b{name.replace('_', '[-_]')}\b", text):
+                yield f"args: {word} is an option of the `{launcher}` launcher: leave it out; {options[name]}"
+    if not has_deepspeed:
         return
-    for name in (each for each in _OF_DEEPSPEED if f"--{each}" in words and not re.search(rf"\b{each}\b", text)):
-        yield f"args: --{name} is an option of the `deepspeed` launcher: leave it out; {_OF_DEEPSPEED[name]}"
     for shown, file in ((".deepspeed_env", folder), ("~/.deepspeed_env", Path.home())):
         lines = _text(file / ".deepspeed_env").splitlines()
         if lost := {line.partition("=")[0].strip() for line in lines if "=" in line} - config.env.keys():

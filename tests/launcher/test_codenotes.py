@@ -207,6 +207,17 @@ TWO_RANKS = ("distributed.nproc_per_node=2",)
             "args: no shell replaces `$HOME`, `$SLURM_JOB_ID`: the script",
         ),
         ("import torch\n", ("args=[$RANK, $$HOME, '$${oc.env:HOME}', '$${RANK}', US$]",), None),
+        (
+            "import torch\n",
+            ("args=[--nproc-per-node=4, --lr, '1']",),
+            "args: --nproc-per-node is an option of the `torchrun`",
+        ),
+        (
+            "import torch\n",
+            ("args=[--standalone]",),
+            "args: --standalone is an option of the `torchrun` launcher: leave it out",
+        ),
+        ("p.add_argument('--nproc_per_node')\n", ("args=[--nproc-per-node=4]",), None),
         (DEEP, ("args=[--num_gpus=4, --lr, '1']",), "args: --num_gpus is an option of the `deepspeed` launcher"),
         (
             DEEP,
