@@ -27,16 +27,24 @@ Version = tuple[int, ...]
 LEAST = (3, 10)  # of Python, for cloudtrain on the nodes
 _GROUPS = {
     "<torch>": r"(?P<torch>\d+[.-]\d+(\.\d+)?)",
-    "<py>": r"py3?(?P<py>\d+)",
+    "<py>": r"py3(?P<py>\d*)",
     "<cuda>": r"cu(da)?(?P<cuda>[\d.]+)",
 }
+# In a requirements file: a package, its bounds, and a marker.
 _PIN = re.compile(
-    r"^[ \t]*(torch(?:vision)?)((?:[ \t]*,?[ \t]*[=<>!~]{1,3}[ \t]*[\w.*+]+)+)[ \t]*(;.*)?",
+    r"^[ \t]*(torch(?:vision)?)[ \t]*(?:\[[\w, -]*\])?"
+    r"[ \t(]*((?:[ \t]*,?[ \t]*[=<>!~]{1,3}[ \t]*[\w.*+]+)+)[ \t)]*(;.*)?",
     re.MULTILINE | re.IGNORECASE,
 )
+_WHEEL = re.compile(r"^[^#\n]*?/(torch(?:vision)?)-(\d+(?:\.\d+)*)[^/\s]*\.whl", re.MULTILINE)
+_CLAUSE = re.compile(r"[\s(]*(\w+)\s*([<>=!~]+)\s*['\"]([\w.]+)['\"][\s)]*")
+_ON_NODES = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython"}
 _BOUND = re.compile(r"(==|~=|<=|>=|<|>)=?\s*v?(\d+(?:\.\d+)*)")
-_COMPILES = re.compile(r"\btorch[._]compile\b(?!\s*[=:]\s*False)|\bmodel\.compile\(\)|dynamo_backend")
-_BRINGS_COMPILER = re.compile(r"\bg(cc|\+\+)|build-essential|clang|compilers")
+_COMPILES = re.compile(
+    r"\btorch[._]compile\b(?!\s*[=:]?\s*(bool\s*=\s*)?(?i:false|0|no)\b)|\bmodel\.compile\(\)|dynamo_backend"
+)
+_PYTHON_COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
+_BRINGS_COMPILER = re.compile(r"\bg(cc|\+\+|xx)|build-essential|clang|compilers")
 
 
 @functools.cache
@@ -54,7 +62,7 @@ def of(name: str, how: str, key: str = "image") -> Runtime:
         if found := form.search(name):
             parts = {"torch": None, "py": None, "cuda": None, "any": None, **found.groupdict()}
             minor, cuda = parts["py"] or parts["any"], parts["cuda"]
-            versions = [_version(each) for each in (torch, parts["torch"]) if each and each != "?"]
+            versions = [_version(each) for each in (parts["torch"] or torch).split() if each != "?"]
             return Runtime(
                 name,
                 how,
@@ -112,7 +120,7 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
         yield _fault(message, runtime.key, f"{other}, or name one with a newer Python", is_sure=runtime.is_sure)
     if folder is None:
         return
-    for package, wanted in _pins(config.requirements, folder) if config.requirements and runtime.torch else ():
+    for package, wanted in _pins(config.requirements, folder, runtime) if config.requirements and runtime.torch else ():
         excluded = [_excludes(package, wanted, each) for each in runtime.torch]
         if excluded[0]:
             has = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, which stays"
@@ -122,11 +130,11 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     entry = config.task or config.script or (config.module and f"{config.module.replace('.', '/')}.py") or ""
     is_asked = bool(config.task and config.training.compile)
     is_unfit = runtime.compiler == "" or (runtime.compiler == "C" and not gpus)
-    text = "\n".join((_text(folder / entry), *config.args)) if is_unfit else ""
+    text = "\n".join((_PYTHON_COMMENT.sub("", _text(folder / entry)), *config.args)) if is_unfit else ""
     if is_unfit and (is_asked or _COMPILES.search(text)) and not any(map(_BRINGS_COMPILER.search, config.setup)):
         what = "`training.compile`" if is_asked else f"torch.compile in {entry}"
         message = f"{what} needs a C{'' if gpus else '++'} compiler, and `{runtime.name}` has none"
-        devel = runtime.name.replace("-runtime", "-devel")
+        devel = re.sub(r"-runtime(@.*)?$", "-devel", runtime.name)  # a digest is of this image alone
         hint = f"set `image: {devel}`, or install one: `setup: [apt-get update && apt-get install -y g++]`"
         yield _fault(message, "training.compile" if is_asked else runtime.key, hint, is_sure=is_asked)
 
@@ -136,17 +144,32 @@ def _fault(message: str, key: str, hint: str, *, is_sure: bool) -> Fault:
     return Fault(message if is_sure else f"{message}: {hint}", key, hint=hint, is_warning=not is_sure)
 
 
-def _pins(wanted: str, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the bounds of torch and torchvision in the requirements, except for other systems than Linux."""
+def _pins(wanted: str, folder: Path, runtime: Runtime) -> Iterator[tuple[str, str]]:
+    """Yield the bounds of torch and torchvision in the requirements, except where a marker may leave a line out."""
     from cloudtrain.entrypoints.environments import requirements, venvs  # few jobs have requirements
     from cloudtrain.entrypoints.errors import Refused
 
     with suppress(Refused):  # a fault of the config already
         found = requirements.read(wanted, folder)
         for text in (found.text, *map(_text, venvs.check(found.text, found.folder))):
-            yield from (
-                (m[1].lower(), m[2].replace(" ", "")) for m in _PIN.finditer(text) if not m[3] or "linux" in m[3]
-            )
+            for m in _PIN.finditer(_WHEEL.sub(r"\1==\2", text)):
+                if _holds(re.split(r"[#\\]|\s--", m[3] or "")[0].lstrip(";"), runtime.python):
+                    yield m[1].lower(), m[2].replace(" ", "")
+
+
+def _holds(marker: str, python: Version | None) -> bool:
+    """Return whether the marker holds on the nodes for certain; the kind of processor is not known."""
+    ways = [marker] if "(" in marker else re.split(r"\bor\b", marker)
+    return not marker.strip() or any(all(_is_true(each, python) for each in re.split(r"\band\b", way)) for way in ways)
+
+
+def _is_true(clause: str, python: Version | None) -> bool:
+    if not (m := _CLAUSE.fullmatch(clause)):
+        return False
+    name, operator, value = m.groups()
+    if name.startswith("python_"):
+        return python is not None and operator != "!=" and not _excludes("python", operator + value, python)
+    return name in _ON_NODES and operator in ("==", "!=") and (value == _ON_NODES[name]) == (operator == "==")
 
 
 def _text(path: Path) -> str:
@@ -158,7 +181,8 @@ def _text(path: Path) -> str:
 
 def _excludes(package: str, wanted: str, torch: Version) -> bool:
     """Return whether the bounds exclude this torch for certain; the version may lack its last number."""
-    has = (0, torch[1] + 15, *torch[2:]) if package == "torchvision" and torch >= (2,) else torch  # 0.23 is of 2.8
+    # torchvision 0.14 is of torch 1.13, 0.23 of 2.8; their last numbers differ: 0.15.2 is of 2.0.1.
+    has = (0, torch[1] + (15 if torch >= (2,) else 1)) if package == "torchvision" else torch
     for operator, text in _BOUND.findall(wanted):
         bound = _version(text)
         mine, theirs = has[: len(bound)], bound[: len(has)]

@@ -26,6 +26,15 @@ NAMES = {
     f"{AWS}/pytorch:2.13.0-cpu-amzn2023-sagemaker": "Python 3.12, torch 2.13.0, a C++ compiler",
     f"{AWS}/pytorch-training:2.8.0-gpu-py312-cu129-ubuntu22.04-sagemaker": "Python 3.12, torch 2.8.0, CUDA 12.9",
     f"{AWS}/pytorch-training:1.13.1-cpu-py39-ubuntu20.04-sagemaker": "Python 3.9, torch 1.13.1",
+    f"{AWS}/pytorch-training:1.4.0-gpu-py3-cu101-ubuntu16.04": "Python 3.6, torch 1.4.0, CUDA 10.1",
+    "public.ecr.aws/deep-learning-containers/pytorch:2.11-cu130-amzn2023-ec2": (
+        "Python 3.12, torch 2.11, CUDA 13.0, a C++ compiler"
+    ),
+    f"{AWS}/pytorch-training:1.13-py38-internal": "Python 3.8",
+    "azureml:my-acpt-pytorch-1.13-py38-cuda11.7:1": "Python 3.8",
+    "gcr.io/deeplearning-platform-release/huggingface-pytorch-training-cu121.2-3.transformers.4-42.ubuntu2204.py310": (
+        "Python 3.10, torch 2.3, CUDA 12.1"
+    ),
     f"{AWS}/huggingface-pytorch-training:2.1.0-transformers4.36.0-gpu-py310-cu121-ubuntu20.04": (
         "Python 3.10, torch 2.1.0, CUDA 12.1"
     ),
@@ -42,7 +51,14 @@ NAMES = {
     "my/train:py3.11-2": "Python 3.11",
     "/opt/py38/bin/python": "Python 3.8",
 }
-UNKNOWN = ("nvcr.io/nvidia/pytorch:25.05-py3", "pytorch/pytorch:latest", "my/copy3:1", "python3", "reg/spy38:1")
+UNKNOWN = (
+    "nvcr.io/nvidia/pytorch:25.05-py3",
+    "pytorch/pytorch:latest",
+    "my/copy3:1",
+    "python3",
+    f"{AWS}/pytorch:2.13-cpu-amzn2023-mine",
+    "reg/spy38:1",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,6 +112,13 @@ REQUIRES = "requirements: base.txt"
         ("torch==2.12.0; sys_platform == 'linux'", "torch==2.12.0,"),
         ("-r more.txt", "torch~=2.9.0"),
         ("torchvision==0.23.0", "torchvision==0.23.0"),
+        ("torch==2.12.0 ; python_version >= '3.10' and python_version < '4.0' \\", "torch==2.12.0,"),
+        ("torch==2.12.0; platform_system == \"Linux\" or sys_platform == 'darwin'", "torch==2.12.0,"),
+        ("torch[opt-einsum] (==2.12.0)", "torch==2.12.0,"),
+        ("torch @ https://x.org/whl/torch-2.12.0%2Bcu126-cp312-cp312-linux_x86_64.whl", "torch==2.12.0,"),
+        ("torch==2.12.0; sys_platform != 'linux'", ""),
+        ("torch==2.12.0; sys_platform == 'linux' and platform_machine == 'aarch64'", ""),
+        ("torch==2.12.0; python_version < '3.10'", ""),
         ("torch==2.13.0\ntorchvision==0.28.0", ""),
         ("torch", ""),
         ("torch==2.2.2; sys_platform == 'darwin'", ""),
@@ -109,13 +132,21 @@ def test_requirements_that_exclude_the_torch_are_refused(lines: str, said: str, 
     assert all(said in fault.message and "has torch 2.13.0, which stays" in fault.message for fault in faults)
 
 
+@pytest.mark.parametrize(("torch", "vision"), [((2, 0, 1), "0.15.2"), ((1, 13, 1), "0.14.1"), ((2, 8, 0), "0.23.0")])
+def test_the_torchvision_of_a_torch_is_not_excluded(torch: tuple[int, ...], vision: str) -> None:
+    """The last numbers of the two differ, and below 2.0 the distance is another."""
+    assert not images._excludes("torchvision", f"=={vision}", torch)
+
+
 def test_torch_of_a_moving_name_is_refused_or_noted(tmp_path: Path) -> None:
-    """`latest` of a curated environment may be rebuilt: only a torch that no build has is refused."""
-    runtime = images.of("azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest", "Azure's")
-    verdicts = {}
-    for torch in ("2.13.0", "2.8.0", "2.10.0"):
-        verdicts[torch] = [fault.is_warning for fault in found(tmp_path, runtime, REQUIRES, base=f"torch=={torch}")]
-    assert verdicts == {"2.13.0": [False], "2.8.0": [True], "2.10.0": []}
+    """A curated environment is rebuilt under its name: only a torch that no build has is refused."""
+    verdicts: dict[str, list[list[bool]]] = {}
+    for build in ("labels/latest", "versions/40"):
+        name = f"azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/{build}"
+        for torch in ("2.13.0", "2.8.0", "2.10.0"):
+            faults = found(tmp_path, images.of(name, "Azure's"), REQUIRES, base=f"torch=={torch}")
+            verdicts.setdefault(build, []).append([fault.is_warning for fault in faults])
+    assert verdicts == {"labels/latest": [[False], [True], []], "versions/40": [[False], [], [True]]}
 
 
 @pytest.mark.parametrize(
@@ -143,6 +174,7 @@ def test_old_python_is_found_by_the_name(runtime: Runtime, said: str, is_warning
         (HUB.format("2.8.0"), 8, True),
         (HUB.format("2.13.0"), 8, False),
         (HUB.format("2.13.0"), 0, True),
+        (f"{HUB.format('2.8.0')}@sha256:{'0' * 64}", 8, True),
         (HUB.format("2.8.0").replace("runtime", "devel"), 0, False),
         ("my/image:1", 8, False),
         (f"{AWS}/pytorch:2.13-cpu-amzn2023-sagemaker", 0, False),
@@ -166,6 +198,9 @@ def test_compile_without_a_compiler_is_found(name: str, gpus: int, is_found: boo
         ("model.compile()", "", True),
         ("print(1)", "args: {torch_compile: true}", True),
         ("print(torch.compiler.is_compiling())", "", False),
+        ("# model = torch.compile(model)", "", False),
+        ("torch_compile: bool = False", "", False),
+        ("print(1)", "args: [--torch_compile, 'False']", False),
     ],
 )
 def test_other_ways_to_compile_are_found(script: str, text: str, is_found: bool, tmp_path: Path) -> None:
