@@ -57,6 +57,7 @@ _KEYS = {
     "resources.shm_size": "azureml.shm_gb",
     "queue_settings.job_tier": "resources.spot",
     "environment.image": "image",
+    "environment.conda_file": "azureml.conda",
     "environment_variables": "env",
     "environment": "azureml.environment",
     "environment_id": "azureml.environment",
@@ -230,10 +231,10 @@ def _environment(job: Job) -> Iterator[Fault]:
         if environment.startswith("azureml:"):
             hint = "azureml:NAME:VERSION, azureml:NAME@latest, or azureml://registries/.../environments/NAME/versions/V"
             yield _at("environment", f"`{environment}` names no version of an environment", hint)
-        elif "/" in environment:
+        elif "/" in environment[1:] and not environment.startswith("/subscriptions/"):
             yield _at("environment", f"`{environment}` is an image, not an environment", "set `image` instead")
         else:
-            hint = f"azureml:{environment}" + ("" if re.search("[:@]", environment) else "@latest")
+            hint = f"azureml:{environment}" + ("" if re.search("[:@/]", environment) else "@latest")
             yield _at("environment", f"`{environment}` lacks the `azureml:` before it", hint)
     if not isinstance(environment, Mapping):
         return
@@ -243,6 +244,11 @@ def _environment(job: Job) -> Iterator[Fault]:
         yield _at("environment.image", f"the environment has {said}", "set image, or azureml.environment")
     if isinstance(image, str) and not IMAGE.fullmatch(image):
         yield _at("environment.image", f"`{image}` is not a valid image name", "such as mcr.microsoft.com/azureml/x:1")
+    rows = part(environment, "conda_file").get("dependencies") or []
+    pips = [row.get("pip") or [] for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else [rows]
+    if not all(isinstance(each, list) for each in pips):
+        hint = "as in {dependencies: [python=3.11, pip, {pip: [torch==2.8.0]}]}"
+        yield _at("environment.conda_file", "`dependencies`, and `pip` in it, are lists of packages", hint)
     for key in ("name", "version"):
         if key in environment:
             message = f"environment.{key}: the SDK drops it from an environment defined in the job"

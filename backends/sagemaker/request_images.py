@@ -61,12 +61,17 @@ def refused(image: str, region: str | None, *, is_in_vpc: bool) -> tuple[str, st
     if there is None:
         how = "push the image to ECR in the job's region, or leave `image` out for AWS's image of PyTorch"
         raw = "sagemaker.raw.AlgorithmSpecification.TrainingImageConfig: {TrainingRepositoryAccessMode: Vpc}"
-        how = f"{how}; from a registry in your VPC: {raw}"
+        how = f"{how}; from a registry in your VPC: {raw}, and sagemaker.subnets with security_groups"
         return f"SageMaker pulls images from ECR, and `{image}` is elsewhere", how
-    if region is None or there[1] == region:
+    if region is None:
         return None
-    near = image.replace(there[0], default_image(region, 0).partition("/")[0])
-    of_aws = there[0][:12] in (_ACCOUNT, *request_rules.regions("sagemaker").values())
+    ours = default_image(region, 0).partition("/")[0]
+    near, known = image.replace(there[0], ours), request_rules.regions("sagemaker")
+    of_aws = there[0][:12] in (_ACCOUNT, *known.values())
+    if there[1] == region and of_aws and region in known and there[0][:12] != ours[:12]:
+        return f"AWS's images for {region} are not in the account {there[0][:12]}", f"set `image: {near}`"
+    if there[1] == region:
+        return None
     how = f"set `image: {near}`" if of_aws else f"push the image to ECR in {region}, or let ECR replicate it"
     return f"`{image}` is in {there[1]}, and SageMaker pulls from the job's region, {region}", how
 

@@ -69,7 +69,7 @@ ID = r"[a-zA-Z0-9_-]+"
 BUCKET = f"gs://{STORES['gs'].bucket}"
 _MACHINE = re.compile(r"[a-z][a-z0-9]*-[a-z0-9]+(-[a-z0-9]+)*")
 _C_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
-_PREBUILT = re.compile(r"((us|europe|asia)-docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)/training/.+")
+PREBUILT = re.compile(r"((us|europe|asia)-docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)/training/.+")
 _RESERVATION = re.compile(
     rf"projects/{PROJECT}/zones/{REGION}-[a-z]/reservations/{ID}"
     rf"(/reservationBlocks/{ID}(/reservationSubBlocks/{ID})?)?"
@@ -428,7 +428,7 @@ def _task(pool: Part, at: str) -> Iterator[Violation]:
         cure = "push the image to one of the two"
         yield Violation(f"{at}.containerSpec.imageUri", f"{message}: {cure}", is_warning=True)
     at_package = f"{at}.pythonPackageSpec"
-    if isinstance(executor, str) and not (IMAGE.fullmatch(executor) and _PREBUILT.fullmatch(executor)):
+    if isinstance(executor, str) and not (IMAGE.fullmatch(executor) and PREBUILT.fullmatch(executor)):
         message = f"`{executor}` is not one of Google's prebuilt images"
         hint = "us-docker.pkg.dev/vertex-ai/training/...; a containerSpec takes any image"
         yield Violation(f"{at_package}.executorImageUri", message, hint)

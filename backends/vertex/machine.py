@@ -156,10 +156,13 @@ def named(machine_type: str, key: str, location: str | None) -> MachineChoice:
     if not _TYPE.fullmatch(machine_type) or not catalog.unknown(written):
         examples = "a2-highgpu-8g, g2-standard-48 or n1-standard-16"
         raise misnamed(written, "a Google machine type", machine_types.KNOWN, examples, key)
+    if machine_type.startswith(machine_types.TPU_FAMILIES):
+        message = f"{machine_type} has TPUs, which cloudtrain does not support"
+        raise ConfigError(message, key=key, hint="take GPUs, as a2-highgpu-8g")
     if machine_type not in machine_types.KNOWN:
         message = f"what accelerators `{machine_type}` has is not in our table of {machine_types.AS_OF}"
         close = request_rules.meant(machine_type, machine_types.KNOWN).removeprefix("; ")
-        other = close or "take a type of A2, A3, A4, G2, G4, N1, N2, C2, C3 or E2;"
+        other = close or "take a type of A2, A3, A4, G2, G4, N1, N2, N4, C2 or E2;"
         raise ConfigError(message, key=key, hint=f"{other} a newer cloudtrain may know more types")
     name, count = machine_types.FIXED.get(machine_type) or ("CPU", 0)
     known = catalog.by_type("vertex", machine_type, location)

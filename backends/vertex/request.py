@@ -40,6 +40,7 @@ from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import GOES_ALONG, unsupported, with_places
 from . import machine_types
+from .check import PREBUILT
 from .machine import Kind, MachineChoice, block_of, choose, disk_of, kind_of, place_of, unknown_region
 from .records import VertexSending
 
@@ -59,10 +60,7 @@ JOIN_TIMEOUT_S = 1800  # replicas start when their machines arrive, possibly min
 FAULTS = ["signal", "lost", "rendezvous", "hang"]  # kinds of failure of possibly correct code, as in coordinate.py
 PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job, after AGAIN it may restart the job
 
-_PREBUILT = re.compile(r"(us|europe|asia)-docker\.pkg\.dev/vertex-ai/training/")
-_PREBUILT_TORCH = re.compile(r"/pytorch-\w+\.(\d+)-(\d+)\.")
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
-_TRAINER_NEEDS = (2, 7)  # of PyTorch
 
 # Fields that `raw` must not change, and the config's key for each field.
 _PLANNED = {
@@ -188,7 +186,7 @@ def wheel(source: str) -> tuple[str, bytes]:
 
 
 def _is_prebuilt(config: JobConfig) -> bool:
-    return config.image is not None and bool(_PREBUILT.match(config.image))
+    return config.image is not None and bool(PREBUILT.fullmatch(config.image))
 
 
 def _asked(plan: Plan, config: JobConfig, choice: MachineChoice, kind: Kind) -> dict[str, Any]:
@@ -350,7 +348,7 @@ def _planned_of(pool: Any) -> Any:
 
 def _impossible(config: JobConfig, choice: MachineChoice) -> Iterator[Fault]:
     """Yield a fault for each setting that a replica on Vertex AI does not support."""
-    yield from [*_unreachable(config), *_unfit_image(config), *unsupported(config, "Vertex AI")]
+    yield from [*_unreachable(config), *unsupported(config, "Vertex AI")]
     if config.checkpoint.uri and config.checkpoint.mirror:
         hint = "a replica has no shared disk, so the mirror is the place itself: keep one of the two"
         message = "on Vertex AI `checkpoint.uri` and `checkpoint.mirror` are the same thing"
@@ -378,12 +376,3 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
     if mirror is not None and not config.task:
         hint = "name the place by checkpoint.uri: what a script writes to CLOUDTRAIN_CHECKPOINT_DIR goes there"
         yield Fault("a mirror is the shared trainer's, and this job runs its own code", "checkpoint.mirror", hint=hint)
-
-
-def _unfit_image(config: JobConfig) -> Iterator[Fault]:
-    """Yield a fault for a prebuilt image whose PyTorch is too old for the shared trainer."""
-    version = _PREBUILT_TORCH.search(config.image or "") if _is_prebuilt(config) else None
-    if version and config.task and (int(version[1]), int(version[2])) < _TRAINER_NEEDS:
-        needs = ".".join(map(str, _TRAINER_NEEDS))
-        message = f"this image has PyTorch {version[1]}.{version[2]}, and the shared trainer needs {needs}"
-        yield Fault(message, key="image", hint="leave `image` out, or take one of your own; a `script` may run there")

@@ -19,12 +19,14 @@ from cloudtrain.entrypoints import foreign
 
 from ..errors import Fault
 from ..plan import Runtime
+from . import request_rules
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 Version = tuple[int, ...]
 LEAST = (3, 10)  # of Python, for cloudtrain on the nodes
+LEAST_TORCH = (2, 7)  # of the shared trainer
 _GROUPS = {
     "<torch>": r"(?P<torch>\d+[.-]\d+(\.\d+)?)",
     "<py>": r"py3(?P<py>\d*)",
@@ -78,9 +80,9 @@ def of(name: str, how: str, key: str = "image") -> Runtime:
 
 def of_conda(image: str, conda: Mapping[str, Any], how: str, key: str) -> Runtime:
     """Return the environment that a conda file makes: the image's own Python and torch do not count."""
-    rows = conda.get("dependencies") or ()
-    rows = [one for row in rows for one in (row.get("pip") or () if isinstance(row, dict) else (row,))]
-    found = (re.match(r"(?:.*::)?(\w+)\s*={1,2}\s*(\d+(?:\.\d+)+)", str(row)) for row in rows)
+    rows = request_rules.listed(conda, "dependencies")
+    rows = [one for row in rows for one in (request_rules.listed(row, "pip") if isinstance(row, dict) else (row,))]
+    found = (re.match(r"(?:.*::)?(\w+)[\s=]+(\d+(?:\.\d+)+)", str(row)) for row in rows)
     exact = {each[1]: _version(each[2]) for each in found if each}
     torch = exact.get("torch") or exact.get("pytorch")
     python = exact.get("python", ())[:2] or None
@@ -114,10 +116,14 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     if runtime is None:
         return
     guess = "" if runtime.is_sure else " by its name"
+    other = "leave `image` out" if runtime.key == "image" else f"change {runtime.key}"
     if runtime.python and runtime.python < LEAST:
-        other = "leave `image` out" if runtime.key == "image" else f"change {runtime.key}"
         message = f"`{runtime.name}` has Python {_dotted(runtime.python)}{guess}, and the nodes need 3.10 or newer"
         yield _fault(message, runtime.key, f"{other}, or name one with a newer Python", is_sure=runtime.is_sure)
+    if config.task and runtime.torch and max(runtime.torch) < LEAST_TORCH:
+        message = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, and the shared trainer needs 2.7 or newer"
+        hint = f"{other}, or name one with a newer torch; a `script` may run there"
+        yield _fault(message, runtime.key, hint, is_sure=runtime.is_sure)
     if folder is None:
         return
     for package, wanted in _pins(config.requirements, folder, runtime) if config.requirements and runtime.torch else ():

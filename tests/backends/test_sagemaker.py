@@ -223,6 +223,7 @@ def test_broken_request_is_refused(path: str, value: Any, said: str, render: Ren
     [
         ("image=registry.corp:5000/train:1", "from a registry in your VPC: sagemaker.raw.AlgorithmSpecification"),
         (f"image={DLC.format('us-east-1')}", f"set `image: {DLC.format('us-west-2')}`"),
+        (f"image={DLC.format('us-west-2').replace('763104351884', '626614931356')}", "set `image: 763104351884.dkr."),
         ("image=123456789012.dkr.ecr.us-east-1.amazonaws.com/x:1", "push the image to ECR in us-west-2"),
     ],
 )

@@ -136,6 +136,7 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
             "did you mean `n1-standard-4`?",
         ),
         ([NO_GPU, "resources.instance_type=p4d"], "resources.instance_type", "not a Google machine type"),
+        ([NO_GPU, "resources.instance_type=ct5lp-hightpu-4t"], "resources.instance_type", "has TPUs"),
         ([NO_GPU, "resources.instance_type=z9-highgpu-8g"], "resources.instance_type", "not in our table"),
         ([NO_GPU, "resources.instance_type=a2-highgpu-8"], "resources.instance_type", "did you mean `a2-highgpu-8g`?"),
         (
@@ -157,7 +158,6 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Render) ->
         (["checkpoint.mirror=/mnt/nas"], "checkpoint.mirror", "would end with it"),
         (["checkpoint.mirror=gs://bb1/a", "checkpoint.uri=gs://bb1/b"], "checkpoint.mirror", "same thing"),
         (["checkpoint.resume=gs://bb1/a"], "checkpoint.resume", "its own checkpoints"),
-        (["image=us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest"], "image", "PyTorch 2.4"),
         (["vertex.endpoints={logging: http://logs.corp}"], "vertex.endpoints", "token"),
         (["vertex.endpoints={loging: https://logs.corp}"], "vertex.endpoints", "not a service"),
         (["vertex.raw={displayName: x}"], "vertex.raw", "displayName"),

@@ -210,13 +210,16 @@ def test_other_ways_to_compile_are_found(script: str, text: str, is_found: bool,
 
 
 def test_task_that_compiles_is_refused(tmp_path: Path) -> None:
-    """`training.compile` is no guess, so the job is not sent."""
+    """`training.compile` is no guess, so the job is not sent; the trainer's own need of torch is none either."""
     (tmp_path / "task.py").write_text("def model(params): ...\ndef dataset(params, split): ...\ndef loss(m, b): ...\n")
     (tmp_path / "cloudtrain.yaml").write_text("name: x\ntask: task.py\ntraining: {max_steps: 1, compile: true}\n")
     config = configs.load(tmp_path / "cloudtrain.yaml", environ={})
     (fault,) = images.faults(config, images.of(HUB.format("2.8.0"), "yours"), 8, tmp_path)
     assert (fault.key, fault.is_warning) == ("training.compile", False)
     assert "2.8.0-cuda12.6-cudnn9-devel" in fault.hint
+    old = images.of("us-docker.pkg.dev/vertex-ai/training/pytorch-gpu.2-4.py310:latest", "yours")
+    (fault,) = images.faults(config, old, 8, tmp_path)
+    assert (fault.key, fault.is_warning, "has torch 2.4" in fault.message) == ("image", False, True)
 
 
 def test_default_images_have_a_compiler_and_the_trainers_torch() -> None:
