@@ -126,9 +126,12 @@ def unknown_region(config: JobConfig) -> Fault | None:
 
 
 def region_of(block: SageMaker, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the region, in the order of AWS's own tools: the config's, the environment's, then the profile's."""
-    if block.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
-        return block.region or environ.get("AWS_REGION") or environ["AWS_DEFAULT_REGION"]
+    """Return the region, in the order of AWS's own tools: the config's, the environment's, then the profile's.
+
+    AWS writes small letters.
+    """
+    if region := block.region or environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION"):
+        return region.lower()
     profile = block.profile or environ.get("AWS_PROFILE") or "default"
     parser = configparser.RawConfigParser(strict=False)
     file = environ.get("AWS_CONFIG_FILE") or "~/.aws/config"

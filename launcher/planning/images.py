@@ -103,7 +103,7 @@ def line(runtime: Runtime) -> str:
     words += [f"torch {_dotted(runtime.torch[0])}"] if runtime.torch else []
     words += [f"CUDA {runtime.cuda}"] if runtime.cuda else []
     words += [f"{f'a {runtime.compiler}' if runtime.compiler else 'no C'} compiler"] * (runtime.compiler is not None)
-    what = "python" if runtime.key.endswith(".python") else "image"
+    what = {"python": "python", "conda": "environment"}.get(runtime.key.rpartition(".")[2], "image")
     facts = ", ".join(words) or "the name does not say which Python and torch"
     return f"{what}: {runtime.name} ({runtime.how}): {facts}"
 
@@ -120,10 +120,10 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     if runtime.python and runtime.python < LEAST:
         message = f"`{runtime.name}` has Python {_dotted(runtime.python)}{guess}, and the nodes need 3.10 or newer"
         yield _fault(message, runtime.key, f"{other}, or name one with a newer Python", is_sure=runtime.is_sure)
-    if config.task and runtime.torch and max(runtime.torch) < LEAST_TORCH:
+    if config.task and runtime.torch and runtime.torch[0] < LEAST_TORCH:
         message = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, and the shared trainer needs 2.7 or newer"
         hint = f"{other}, or name one with a newer torch; a `script` may run there"
-        yield _fault(message, runtime.key, hint, is_sure=runtime.is_sure)
+        yield _fault(message, runtime.key, hint, is_sure=runtime.is_sure and max(runtime.torch) < LEAST_TORCH)
     if folder is None:
         return
     for package, wanted in _pins(config.requirements, folder, runtime) if config.requirements and runtime.torch else ():

@@ -269,6 +269,7 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
         MIN_INSTANCES: config.resources.min_instances not in (None, config.resources.instances),
         "limits.max_wait": config.limits.max_wait is not None and not config.queue.wait,
         "resources.spot": config.resources.spot,
+        "image": config.image is not None and runs_here,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
     if config.retry.max_attempts > 1 and "retry" not in request.carried:

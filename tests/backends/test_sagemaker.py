@@ -401,7 +401,7 @@ def test_region_is_found_as_by_awss_tools(tmp_path: Path) -> None:
     """The region of the config, of the environment or of the profile; otherwise None."""
     (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile work]\nregion = eu-west-2\n")
     file = {"AWS_CONFIG_FILE": str(tmp_path / "config")}
-    assert region_of(SageMaker(region="us-east-1"), {"AWS_REGION": "x", **file}) == "us-east-1"
+    assert region_of(SageMaker(region="US-East-1"), {"AWS_REGION": "x", **file}) == "us-east-1"
     assert region_of(SageMaker(), {"AWS_DEFAULT_REGION": "us-east-2", **file}) == "us-east-2"
     assert region_of(SageMaker(profile="work"), file) == "eu-west-2"
     assert region_of(SageMaker(), file) == "eu-west-1"
