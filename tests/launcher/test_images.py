@@ -50,12 +50,15 @@ NAMES = {
     "python:3.8-slim": "Python 3.8",
     "my/train:py3.11-2": "Python 3.11",
     "/opt/py38/bin/python": "Python 3.8",
+    "/home/me/.pyenv/versions/3.9.18/bin/python": "Python 3.9",
+    "~/.local/share/uv/python/cpython-3.9.18-linux-x86_64-gnu/bin/python": "Python 3.9",
 }
 UNKNOWN = (
     "nvcr.io/nvidia/pytorch:25.05-py3",
     "pytorch/pytorch:latest",
     "my/copy3:1",
     "python3",
+    "azureml://registries/mine/environments/x/versions/38",
     f"{AWS}/pytorch:2.13-cpu-amzn2023-mine",
     "reg/spy38:1",
 )
