@@ -18,6 +18,7 @@ from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
+from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.plan import Plan, Runtime
 from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
@@ -35,6 +36,7 @@ CHECKPOINTS, OUTPUT, ENVIRONMENTS = "checkpoints", "output", "environments"
 # assets/training/general/environments, whose Dockerfile of that day installs torch 2.10.0 under the name 2.8.
 ENVIRONMENT_AS_OF = "2026-07-23"
 ENVIRONMENT = "azureml://registries/azureml/environments/acpt-pytorch-2.8-cuda12.6/labels/latest"
+UNSERVED = "MI300X"  # of AMD: the environment's torch is built for CUDA
 SHM_GB_A_RANK = 8
 GRACE_S = 25  # from the signal to the kill; Azure documents no figure, and containers usually get 30 s
 JOIN_TIMEOUT_S = 1800  # for the slowest node's image, which Azure may have to build
@@ -74,7 +76,17 @@ _PLANNED = {
 
 def require(config: JobConfig) -> None:
     """Raise ConfigError with all that the config lacks for a request."""
-    require_all(lambda: workspace_of(block_of(config)), lambda: choose(config), lambda: refuse(_unreachable(config)))
+    require_all(lambda: workspace_of(block_of(config)), lambda: _chosen(config), lambda: refuse(_unreachable(config)))
+
+
+def _chosen(config: JobConfig) -> Machine:
+    """Return the machine type. Raises ConfigError for a type on which the default environment does not run."""
+    machine = choose(config)
+    if machine.accelerator == UNSERVED and _environment(config) == ENVIRONMENT:
+        message = f"the default environment's torch is built for CUDA, and does not run on {UNSERVED}"
+        hint = "set `image` to one for ROCm, as rocm/pytorch:TAG, or take other machines"
+        raise ConfigError(message, key="resources", hint=hint)
+    return machine
 
 
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
@@ -84,7 +96,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     root = f"azureml://datastores/{block.datastore}/paths/{prefix}".rstrip("/")
     config = with_places(config, root)
     refuse(_unreachable(config))
-    name, machine, home = platform_name(job_id, attempt), choose(config), f"{root}/jobs/{job_id}"
+    name, machine, home = platform_name(job_id, attempt), _chosen(config), f"{root}/jobs/{job_id}"
     outputs = _outputs(config, home)
     spec, own = job_spec(plan, config, job_id, attempt), _own_order(plan, config)
     order = container_order(plan, config, spec, bundle_sha256, **own).dump()

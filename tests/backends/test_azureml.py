@@ -106,6 +106,7 @@ def test_order_contains_no_characters_that_azure_expands(render: Render) -> None
         (["azureml.workspace=a/b"], "azureml.workspace", "cannot be part of an Azure id"),
         ([NO_GPU], "resources", "which machines"),
         (["resources.accelerators=B300:8"], "resources.accelerators", "no Azure machine"),
+        (["resources.accelerators=MI300X:8"], "resources", "does not run on MI300X"),
         (
             [NO_GPU, "resources.instance_type=NC96ads A100-v4"],
             "resources.instance_type",
