@@ -184,6 +184,8 @@ def _value_hint(wanted: str, text: str) -> str:
             return f"did you mean `{found[1]}:{found[2]}`?"
         if found := re.fullmatch(count + between + name, text):
             return f"did you mean `{found[2]}:{found[1]}`?"
+        if re.fullmatch(r"[A-Za-z][\w -]*(:[1-9][0-9]*)?", text):
+            return f"did you mean `{text.replace(' ', '-')}`?"
         if "." in text:
             return "a machine's own name is for `resources.instance_type`"
     return ""

@@ -41,8 +41,14 @@ def by_type(backend: str, instance_type: str, region: str | None) -> Machine | N
 
 
 def spelled(name: str, known: Iterable[str]) -> str:
-    """Return the known name in its own spelling, for a name in any case; a name that is not known stays as it is."""
-    return next((each for each in known if each.lower() == name.lower()), name)
+    """Return the known name that the name means, in its own spelling; a name that is not known stays as it is."""
+    return next((each for each in known if is_type(name, each)), name)
+
+
+def is_type(name: str, known: str) -> bool:
+    """Return whether the name means the known type: in any case, and also without the vendor's `ml.` or `Standard_`."""
+    words, whole = name.lower(), known.lower()
+    return bool(name) and words in (whole, whole.partition(".")[2], whole.partition("_")[2])
 
 
 def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Rate]:

@@ -125,8 +125,8 @@ def _all(wanted: PriceQuery) -> Iterator[PriceLine]:
 def _is_wanted(line: PriceLine, wanted: PriceQuery) -> bool:
     name, _, count = (wanted.accelerator or "").partition(":")
     return (
-        (wanted.region is None or wanted.region.lower() == line.key.region)
-        and (wanted.instance_type is None or wanted.instance_type.lower() == line.key.instance_type.lower())
+        (wanted.region is None or wanted.region.lower().replace(" ", "") == line.key.region)
+        and (wanted.instance_type is None or catalog.is_type(wanted.instance_type, line.key.instance_type))
         and wanted.is_spot in (None, line.key.kind == "spot")
         and (not name or catalog.is_named(name, line.accelerator, line.memory_gib))
         and (not count or count == str(line.count))

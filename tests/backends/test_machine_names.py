@@ -105,6 +105,11 @@ def test_names_of_azures_own_files_lose_their_prefix() -> None:
 
 
 def test_prices_are_found_in_any_case() -> None:
-    """`--type` and `--region` of `prices` have no case."""
-    found = listing.lines(listing.PriceQuery(instance_type="STANDARD_NC6S_V3", region="EASTUS"))
-    assert {line.key.instance_type for line in found} == {"Standard_NC6s_v3"}
+    """`--type` and `--region` of `prices` have no case, and the vendor's prefix may be missing, as in the config."""
+    for name, region, own in (
+        ("STANDARD_NC6S_V3", "EASTUS", "Standard_NC6s_v3"),
+        ("nc6s_v3", "East US", "Standard_NC6s_v3"),
+        ("P4D.24xlarge", "us-east-1", "ml.p4d.24xlarge"),
+    ):
+        found = listing.lines(listing.PriceQuery(instance_type=name, region=region))
+        assert {line.key.instance_type for line in found} == {own}

@@ -230,6 +230,8 @@ BAD_VALUES = [
     ("resources: {accelerators: A100x8}", "found the text `A100x8`", "did you mean `A100:8`?"),
     ("resources: {accelerators: H100-80GBX4}", "found the text `H100-80GBX4`", "did you mean `H100-80GB:4`?"),
     ("resources: {accelerators: L40S 2}", "found the text `L40S 2`", "did you mean `L40S:2`?"),
+    ("resources: {accelerators: 'RTX PRO 6000:2'}", "such as `A100:8`", "did you mean `RTX-PRO-6000:2`?"),
+    ("resources: {accelerators: ml.p4d.24xlarge}", "such as `A100:8`", "is for `resources.instance_type`"),
     ("resources: {accelerators: 4xT4}", "found the text `4xT4`", "did you mean `T4:4`?"),
     ("resources: {disk_gb: 1.5}", "gigabytes", ""),
     ("resources: [2]", "expected a mapping of keys, found a list", "keys here: `instances`"),

@@ -84,7 +84,7 @@ def test_prices_are_filtered(cli: Any) -> None:
         (("--accelerator", "A100:x"), 2, "as in A100:8"),
         (("--accelerator", ":8"), 2, "names no accelerators"),
         (("--type", "ml.m5.large"), 0, "prices refresh --backend B --region R --type T"),
-        (("--type", "p4d.24xlarge"), 0, "did you mean `ml.p4d.24xlarge`"),
+        (("--type", "p4d.24xlrge"), 0, "did you mean `ml.p4d.24xlarge`"),
         (("--region", "us-est-1"), 0, "did you mean `us-east-1`"),
         (("--region", "mars", "--backend", "sagemaker"), 0, "there are eu-west-1, us-east-1, us-west-2"),
         (("--accelerators", "Z9"), 0, "no accelerator `Z9` is known here; there are "),
