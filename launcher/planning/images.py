@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.format import counted
 
 from ..errors import Fault
 from ..plan import Runtime
@@ -109,7 +110,7 @@ def line(runtime: Runtime) -> str:
 
 
 def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path | None) -> Iterator[Fault]:
-    """Yield the faults of the runtime: an old Python, a torch that the requirements exclude, no compiler.
+    """Yield the faults of the runtime: an old Python, a torch that the requirements exclude, no compiler, no CUDA.
 
     A warning is a guess by a name or a text. `folder`: of the code; None leaves out what depends on its files.
     """
@@ -120,6 +121,9 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     if runtime.python and runtime.python < LEAST:
         message = f"`{runtime.name}` has Python {_dotted(runtime.python)}{guess}, and the nodes need 3.10 or newer"
         yield _fault(message, runtime.key, f"{other}, or name one with a newer Python", is_sure=runtime.is_sure)
+    elif gpus and re.search(r"(?<![a-z0-9])cpu(?![a-z0-9])", runtime.name.lower()):
+        message = f"`{runtime.name}` is for CPUs by its name, and each machine has {counted(gpus, 'GPU')}"
+        yield _fault(message, runtime.key, "name one with CUDA", is_sure=False)
     if config.task and runtime.torch and runtime.torch[0] < LEAST_TORCH:
         message = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, and the shared trainer needs 2.7 or newer"
         hint = f"{other}, or name one with a newer torch; a `script` may run there"

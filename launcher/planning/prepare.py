@@ -194,7 +194,8 @@ def doubts_of_runtime(config: JobConfig) -> Iterator[backends.Check]:
     key = request.runtime.key if request.runtime else ""
     unfit = images.faults(config, request.runtime, plan.gpus_per_instance, None)
     for each in (*(fault for fault in backend.check(request) if fault.key in ("image", key)), *unfit):
-        yield backends.Check(key, "warn" if each.is_warning else "fail", each.message, each.hint)
+        found = each.message.removesuffix(f": {each.hint}")  # of a warning
+        yield backends.Check(key, "warn" if each.is_warning else "fail", found, each.hint)
 
 
 def _checked(

@@ -158,17 +158,21 @@ def test_torch_of_a_moving_name_is_refused_or_noted(tmp_path: Path) -> None:
         (images.of(f"{AWS}/pytorch-training:1.13.1-cpu-py39-ubuntu20.04-sagemaker", ""), "has Python 3.9,", False),
         (images.of("azureml:AzureML-ACPT-pytorch-1.12-py39-cuda11.6-gpu:3", "", "a.environment"), "Python 3.9,", False),
         (images.of("my/train:py37", ""), "has Python 3.7 by its name", True),
+        (images.of("my/train:2-cpu", ""), "is for CPUs by its name, and each machine has 8 GPUs", True),
+        (images.of(f"{AWS}/pytorch:2.13-cpu-amzn2023-sagemaker", ""), "is for CPUs by its name", True),
         (images.of("python3.8", "", "ssh.python"), "change ssh.python", True),
         (images.of_conda("x:1", {"dependencies": ["python=3.8"]}, "", "a.conda"), "`a.conda on x:1` has Python", False),
         (images.of_conda("x:1", {"dependencies": ["conda-forge::python==3.9.7"]}, "", "a.conda"), "3.9", False),
     ],
 )
-def test_old_python_is_found_by_the_name(runtime: Runtime, said: str, is_warning: bool, tmp_path: Path) -> None:
+def test_old_python_or_no_cuda_is_found_by_the_name(
+    runtime: Runtime, said: str, is_warning: bool, tmp_path: Path
+) -> None:
     """The nodes need 3.10; a vendor's name and a conda file are certain, another name suggests."""
     (fault,) = found(tmp_path, runtime)
     assert (fault.key, fault.is_warning) == (runtime.key, is_warning)
     assert said in fault.message
-    assert "newer Python" in fault.hint
+    assert "newer Python" in fault.hint or "with CUDA" in fault.hint
 
 
 @pytest.mark.parametrize(
