@@ -210,7 +210,7 @@ def _runtime(body: dict[str, Any]) -> Runtime | None:
         if environment == ENVIRONMENT:
             return images.of(environment, f"Azure's curated environment, as of {ENVIRONMENT_AS_OF}")
         return images.of(environment, "a registered environment", "azureml.environment")
-    if not isinstance(environment, dict) or (image := environment.get("image")) is None:
+    if not isinstance(environment, dict) or not isinstance(image := environment.get("image"), str):
         return None
     if isinstance(conda := environment.get("conda_file"), dict):
         return images.of_conda(image, conda, "built by Azure", "azureml.conda")

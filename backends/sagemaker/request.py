@@ -139,11 +139,11 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
-    pulled = str(body["AlgorithmSpecification"].get("TrainingImage"))  # as `raw` leaves it
+    pulled = render.at(body, ("AlgorithmSpecification", "TrainingImage"))  # as `raw` leaves it
     is_ours = config.image is None and pulled == image
     whose, key = f"AWS's, as of {request_images.IMAGES_AS_OF}", "image" if pulled == image else "sagemaker.raw"
-    runtime = images.of(pulled, whose if is_ours else "yours", key)
-    if toolkit:  # of the image's own, whose Python may be older
+    runtime = images.of(pulled, whose if is_ours else "yours", key) if isinstance(pulled, str) else None
+    if runtime and toolkit:  # of the image's own, whose Python may be older
         runtime = replace(runtime, python=None)
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
     notes = (*changes, *_notes(config))

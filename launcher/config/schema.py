@@ -327,7 +327,11 @@ class JobConfig(Section):
         "Names only: values come from your environment, and are never rendered, logged or stored in clear.",
         ["WANDB_API_KEY"],
     )
-    image: Text | None = key(None, "Container image on the clouds. Default: the backend's.", "registry/team/train:3")
+    image: Text | None = key(
+        None,
+        "Container image on clouds; on ssh with `environment: docker`, Slurm with `container`. Default: the cloud's.",
+        "registry/team/train:3",
+    )
     resources: Resources = key(Resources.model_construct(), "How many machines, and of what kind.", {"instances": 2})
     distributed: Distributed = key(
         Distributed.model_construct(), "How torchrun starts the ranks.", {"nproc_per_node": 8}

@@ -243,6 +243,14 @@ def test_images_that_sagemaker_pulls_are_accepted(render: Render) -> None:
     assert SageMakerBackend().check(render(PLAIN, "image=registry.corp:5000/train:1", raw)) != []
 
 
+@pytest.mark.parametrize("raw", ["null", "5", "{TrainingImage: null}", "{TrainingImage: 5}"])
+def test_raw_without_an_image_is_a_fault_and_no_traceback(raw: str, render: Render) -> None:
+    """Any value may replace the image; the plan then has no line on the image."""
+    request = render(PLAIN, f"sagemaker.raw={{AlgorithmSpecification: {raw}}}")
+    assert request.runtime is None
+    assert any(fault.key == "image" for fault in SageMakerBackend().check(request))
+
+
 def test_spot_rules_are_checked(render: Render) -> None:
     """A wait shorter than the run, and warm machines, are refused with the remedy."""
     body = copy.deepcopy(render(EVERYTHING).body)
