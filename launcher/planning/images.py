@@ -40,6 +40,7 @@ _PIN = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _WHEEL = re.compile(r"^[^#\n]*?/(torch(?:vision)?)-(\d+(?:\.\d+)*)[^/\s]*\.whl", re.MULTILINE)
+_CONSTRAINTS = re.compile(r"^[ \t]*(?:-c|--constraint)[ \t=]*(\S+)", re.MULTILINE)
 _CLAUSE = re.compile(r"[\s(]*(\w+)\s*([<>=!~]+)\s*['\"]([\w.]+)['\"][\s)]*")
 _ON_NODES = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "implementation_name": "cpython"}
 _BOUND = re.compile(r"(==|~=|<=|>=|<|>)=?\s*v?(\d+(?:\.\d+)*)")
@@ -124,29 +125,34 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     elif gpus and re.search(r"(?<![a-z0-9])cpu(?![a-z0-9])", runtime.name.lower()):
         message = f"`{runtime.name}` is for CPUs by its name, and each machine has {counted(gpus, 'GPU')}"
         yield _fault(message, runtime.key, "name one with CUDA", is_sure=False)
-    if config.task and runtime.torch and runtime.torch[0] < LEAST_TORCH:
+    is_old = (
+        runtime.is_sure and max(runtime.torch, default=()) < LEAST_TORCH and not config.setup
+    )  # may install another
+    if config.task and runtime.torch and runtime.torch[0] < LEAST_TORCH and "torch" not in str(config.setup):
         message = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, and the shared trainer needs 2.7 or newer"
         hint = f"{other}, or name one with a newer torch; a `script` may run there"
-        yield _fault(message, runtime.key, hint, is_sure=runtime.is_sure and max(runtime.torch) < LEAST_TORCH)
+        yield _fault(message, runtime.key, hint, is_sure=is_old)
     if folder is None:
         return
-    for package, wanted in _pins(config.requirements, folder, runtime) if config.requirements and runtime.torch else ():
+    pins = _pins(config.requirements, folder, runtime) if config.requirements and runtime.torch else ()
+    for package, wanted, is_asked in pins:
         excluded = [_excludes(package, wanted, each) for each in runtime.torch]
         if excluded[0]:
             has = f"`{runtime.name}` has torch {_dotted(runtime.torch[0])}, which stays"
             hint = f"loosen the line, or name an {'image' if runtime.key == 'image' else 'environment'} with that torch"
             message = f"{config.requirements} asks for {package}{wanted}, and {has}"
-            yield _fault(message, "requirements", hint, is_sure=runtime.is_sure and all(excluded))
+            yield _fault(message, "requirements", hint, is_sure=runtime.is_sure and is_asked and all(excluded))
     entry = config.task or config.script or (config.module and f"{config.module.replace('.', '/')}.py") or ""
-    is_asked = bool(config.task and config.training.compile)
+    compiles = bool(config.task and config.training.compile)
     is_unfit = runtime.compiler == "" or (runtime.compiler == "C" and not gpus)
     text = "\n".join((_PYTHON_COMMENT.sub("", _text(folder / entry)), *config.args)) if is_unfit else ""
-    if is_unfit and (is_asked or _COMPILES.search(text)) and not any(map(_BRINGS_COMPILER.search, config.setup)):
-        what = "`training.compile`" if is_asked else f"torch.compile in {entry}"
+    if is_unfit and (compiles or _COMPILES.search(text)) and not any(map(_BRINGS_COMPILER.search, config.setup)):
+        what = "`training.compile`" if compiles else f"torch.compile in {entry}"
         message = f"{what} needs a C{'' if gpus else '++'} compiler, and `{runtime.name}` has none"
         devel = re.sub(r"-runtime(@.*)?$", "-devel", runtime.name)  # a digest is of this image alone
         hint = f"set `image: {devel}`, or install one: `setup: [apt-get update && apt-get install -y g++]`"
-        yield _fault(message, "training.compile" if is_asked else runtime.key, hint, is_sure=is_asked)
+        key = "training.compile" if compiles else runtime.key
+        yield _fault(message, key, hint, is_sure=compiles and not config.setup)  # a script there may bring one
 
 
 def _fault(message: str, key: str, hint: str, *, is_sure: bool) -> Fault:
@@ -154,17 +160,24 @@ def _fault(message: str, key: str, hint: str, *, is_sure: bool) -> Fault:
     return Fault(message if is_sure else f"{message}: {hint}", key, hint=hint, is_warning=not is_sure)
 
 
-def _pins(wanted: str, folder: Path, runtime: Runtime) -> Iterator[tuple[str, str]]:
-    """Yield the bounds of torch and torchvision in the requirements, except where a marker may leave a line out."""
+def _pins(wanted: str, folder: Path, runtime: Runtime) -> Iterator[tuple[str, str, bool]]:
+    """Yield the bounds of torch and torchvision in the requirements, except where a marker may leave a line out.
+
+    The third value: whether the package is asked for; a file of constraints alone installs nothing.
+    """
     from cloudtrain.entrypoints.environments import requirements, venvs  # few jobs have requirements
     from cloudtrain.entrypoints.errors import Refused
 
     with suppress(Refused):  # a fault of the config already
         found = requirements.read(wanted, folder)
-        for text in (found.text, *map(_text, venvs.check(found.text, found.folder))):
-            for m in _PIN.finditer(_WHEEL.sub(r"\1==\2", text)):
-                if _holds(re.split(r"[#\\]|\s--", m[3] or "")[0].lstrip(";"), runtime.python):
-                    yield m[1].lower(), m[2].replace(" ", "")
+        files = {Path(): found.text, **{path: _text(path) for path in venvs.check(found.text, found.folder)}}
+        texts = {path: _WHEEL.sub(r"\1==\2", text) for path, text in files.items()}
+        bounds = {Path(name).name for text in texts.values() for name in _CONSTRAINTS.findall(text)}
+        asked = "\n".join(text for path, text in texts.items() if path.name not in bounds)
+        for m in (each for text in texts.values() for each in _PIN.finditer(text)):
+            if _holds(re.split(r"[#\\]|\s--", m[3] or "")[0].lstrip(";"), runtime.python):
+                is_asked = re.search(rf"^[ \t]*{m[1]}(?![\w.-])", asked, re.MULTILINE | re.IGNORECASE)
+                yield m[1].lower(), m[2].replace(" ", ""), bool(is_asked)
 
 
 def _holds(marker: str, python: Version | None) -> bool:

@@ -135,6 +135,13 @@ def test_requirements_that_exclude_the_torch_are_refused(lines: str, said: str, 
     assert all(said in fault.message and "has torch 2.13.0, which stays" in fault.message for fault in faults)
 
 
+@pytest.mark.parametrize(("lines", "is_warning"), [("torch\n-c more.txt", False), ("accelerate\n-c more.txt", True)])
+def test_constraints_alone_are_no_certain_fault(lines: str, is_warning: bool, tmp_path: Path) -> None:
+    """pip looks at a constraint only if another package needs torch."""
+    (fault,) = found(tmp_path, images.of(HUB.format("2.13.0"), ""), REQUIRES, base=lines, more="torch==2.6.0\n")
+    assert fault.is_warning is is_warning
+
+
 @pytest.mark.parametrize(("torch", "vision"), [((2, 0, 1), "0.15.2"), ((1, 13, 1), "0.14.1"), ((2, 8, 0), "0.23.0")])
 def test_the_torchvision_of_a_torch_is_not_excluded(torch: tuple[int, ...], vision: str) -> None:
     """The last numbers of the two differ, and below 2.0 the distance is another."""
@@ -224,6 +231,10 @@ def test_task_that_compiles_is_refused(tmp_path: Path) -> None:
     (fault,) = images.faults(config, images.of(HUB.format("2.8.0"), "yours"), 8, tmp_path)
     assert (fault.key, fault.is_warning) == ("training.compile", False)
     assert "2.8.0-cuda12.6-cudnn9-devel" in fault.hint
+    scripted = config.model_copy(update={"setup": ("bash install.sh",)})
+    assert [each.is_warning for each in images.faults(scripted, images.of(HUB.format("2.8.0"), ""), 8, tmp_path)] == [
+        True
+    ]
     older = {"x/vertex-ai/training/pytorch-gpu.2-4.py310": False, "azureml:acpt-pytorch-2.2-cuda12.1:9": True}
     for name, is_guess in older.items():
         (fault,) = images.faults(config, images.of(name, "yours"), 8, tmp_path)
