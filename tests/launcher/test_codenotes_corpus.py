@@ -32,7 +32,7 @@ def corpus() -> Iterator[Path]:
 def notes_of(config: JobConfig, script: Path) -> list[str]:
     """Return the notes on how the script's ranks meet, and on settings beside it."""
     meeting = codenotes._meeting(config, script.name, script.read_text(errors="replace"))
-    beside = (find(config, script.name, script.parent) for find in (codenotes._accelerate, codenotes._deepspeed))
+    beside = (find(config, script.name, script.parent) for find in (codenotes._accelerate, codenotes._launchers))
     return [*meeting, *(note for notes in beside for note in notes)]
 
 
