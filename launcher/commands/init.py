@@ -17,7 +17,7 @@ from .options import DEFAULT_FILE, completes
 KINDS = ("task", "script")
 _BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
 BACKENDS = tuple(name for name in BUILT_IN if (_BLOCKS / f"{name}.yaml").is_file())
-SCRIPT = "train.py"  # of the kind `script`; a user's own file of the name stays
+SCRIPT = "train.py"  # of the kind `script`; a user's own script takes its place
 _EVERYWHERE = re.compile(r"\n# Where else it can run.*", re.DOTALL)  # the starter's commented blocks of all backends
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
 REHEARSE = {"cloudtrain rehearse": "a few steps, by the same commands"}
@@ -31,7 +31,7 @@ NEXT = {
 
 
 @click.command("init")
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=".")
+@click.argument("folder", metavar="[DIR|SCRIPT]", type=click.Path(path_type=Path), default=".")
 @click.option(
     "--kind", type=click.Choice(KINDS), default="task", show_default=True,
     help="task: three functions for the shared trainer; script: a torchrun script of your own.",
@@ -47,22 +47,29 @@ NEXT = {
 def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds.
 
-    Beside a train.py of your own, `--kind script` writes only cloudtrain.yaml, for your script. With `--backend` only
-    that backend's block is in the file; `cloudtrain submit --backend local` still trains here.
+    For a script of your own, `cloudtrain init SCRIPT` writes only cloudtrain.yaml, into the current folder. So does
+    `--kind script` if the folder has one script. With `--backend` only that backend's block is in the file; `cloudtrain
+    submit --backend local` still trains here.
     """
+    is_named = folder.suffix == ".py"
+    script = _own_script(folder) if is_named or (kind == "script" and not force) else ""
+    folder, kind = (Path(), "script") if is_named else (folder, kind)
     entries = sorted((files("cloudtrain.templates") / "starters" / kind).iterdir(), key=lambda entry: entry.name)
     starter = {entry.name: entry.read_text(encoding="utf-8") for entry in entries if entry.is_file()}
     if backend:
         starter[DEFAULT_FILE] = _for(backend, starter[DEFAULT_FILE])
     try:
-        existing = [str(folder / name) for name in starter if (folder / name).exists()]
-        own = str(folder / SCRIPT) if kind == "script" and not force and existing == [str(folder / SCRIPT)] else ""
+        names = {DEFAULT_FILE} if is_named else starter
+        existing = [str(folder / name) for name in names if (folder / name).exists()]
+        own = str(folder / script) if script else ""
         if own:
             del starter[SCRIPT]
-            starter[DEFAULT_FILE] = _STARTER_ARGUMENTS.sub(r"# \g<0>", starter[DEFAULT_FILE])
-        elif existing and not force:
+            text = _STARTER_ARGUMENTS.sub(r"# \g<0>", starter[DEFAULT_FILE])
+            packages = "\nrequirements: requirements.txt" * (folder / "requirements.txt").is_file()
+            starter[DEFAULT_FILE] = text.replace(f"script: {SCRIPT}", f"script: {script}{packages}", 1)
+        if (there := [each for each in existing if not own or each == str(folder / DEFAULT_FILE)]) and not force:
             hint = f"`--force` overwrites {' and '.join(existing)}; `cloudtrain init DIR` writes elsewhere"
-            raise UsageError(f"already there: {', '.join(existing)}", hint=hint)
+            raise UsageError(f"already there: {', '.join(there)}", hint=hint)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in starter.items():
             text = text.replace("name: starter", f"name: {name_of(folder)}", 1) if name.endswith(".yaml") else text
@@ -84,6 +91,21 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
         steps = {line.removesuffix(TWO): comment.removesuffix(AS_TWO) for line, comment in steps.items()}
     for line, comment in steps.items():
         click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")
+
+
+def _own_script(given: Path) -> str:
+    """Return the user's script, as the config names it: the path, or the only script in the folder. Else raise."""
+    if given.suffix == ".py":
+        if not given.is_file() or not given.resolve().is_relative_to(Path.cwd()):
+            raise UsageError(f"there is no script {given} below this folder", hint="the config lies above its script")
+        return given.resolve().relative_to(Path.cwd()).as_posix()
+    levels = (sorted(given.glob(each)) for each in (SCRIPT, "*.py", "[!.]*/*.py"))
+    found = next(filter(None, levels), [])
+    if len(found) > 1:
+        names = ", ".join(str(each) for each in found[:4]) + ", ..." * (len(found) > 4)
+        hint = f"name it: cloudtrain init {found[0]}; --force writes the small project"
+        raise UsageError(f"which is the script? here are {names}", hint=hint)
+    return found[0].relative_to(given).as_posix() if found else ""
 
 
 def _for(backend: str, text: str) -> str:

@@ -335,9 +335,12 @@ def _references(root: YamlNode) -> Iterator[Fault]:
         for path, node in scalars(given(root, key), (key,)):
             for name in variables.references(node.text) if not node.broken else ():
                 if name not in known:
-                    close = get_close_matches(name, known, 1, 0.8)
+                    close = get_close_matches(name.upper(), known, 1, 0.8)
                     start = next((each for each in known if name.startswith(each)), None)
                     hint = f"`$${name}` keeps the text as it is" if not close else f"did you mean `${close[0]}`?"
+                    entry = name.removeprefix(f"{variables.PREFIX}INPUT_")
+                    if entry != name and not close:
+                        hint = f"add the entry, as in `inputs: {{{entry.lower()}: ./data}}`; {hint}"
                     if start is not None:
                         hint = f"write `${{{start}}}` where a letter, digit or `_` follows"
                     yield Fault(f"no node sets the variable `{name}`", dotted(path), node.place, hint)

@@ -1,6 +1,7 @@
 """`cloudtrain init`, and its starters."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,36 @@ def test_init_refuses_a_folder_that_cannot_be_created(tmp_path: Path, name: str)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         init(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("files", "given", "script"),
+    [
+        ("fit.py requirements.txt", "--kind script", "fit.py"),
+        ("src/fit.py", "--kind script", "src/fit.py"),
+        ("train.py util.py", "--kind script", "train.py"),
+        ("a.py b.py", "b.py", "b.py"),
+        ("a.py b.py", "--kind script", "which is the script? here are a.py, b.py"),
+        ("a.py", "b.py", "there is no script b.py below this folder"),
+        ("a.py", "../b.py", "there is no script ../b.py below this folder"),
+    ],
+)
+def test_own_script_of_any_name_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: str, given: str, script: str
+) -> None:
+    """The config names the user's script, and no script of ours appears beside it; of several the user names one."""
+    monkeypatch.chdir(tmp_path)
+    for name in files.split():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("print('x')\n")
+    if " " in script:
+        with pytest.raises(UsageError, match=re.escape(script)):
+            init(*given.split())
+        return
+    init(*given.split())
+    job = config.load(tmp_path / "cloudtrain.yaml", environ={})
+    assert (job.script, bool(job.requirements)) == (script, "requirements.txt" in files)
+    assert len([*tmp_path.rglob("*.py")]) == files.count(".py")
 
 
 @pytest.mark.parametrize("kind", KINDS)
