@@ -65,9 +65,10 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
             return _found(access, request, _services_of_ours(request, there, owner)).dump()
         idle_s = machine_cluster.require(access, plan)
         files.datastore_of(access, plan.datastore)
+        given = request.body.get("inputs", {}).items()  # looked at before an upload of gigabytes
+        others = {name: each for name, each in given if isinstance(each, Mapping) and name not in shipment.data}
+        refuse(as_faults(files.look(access, name, each) for name, each in others.items()))
         _send_data(azure, plan, request, shipment)
-        inputs = {name: each for name, each in request.body.get("inputs", {}).items() if isinstance(each, Mapping)}
-        refuse(as_faults(files.look(access, name, each) for name, each in inputs.items()))
         require_empty(partial(files.used, azure, plan), request.name, plan.checkpoint_uri, plan.output_uri)
         sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
         if shipment.secrets:

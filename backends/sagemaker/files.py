@@ -87,7 +87,7 @@ def put_bundle(access: AwsAccess, bundle: Bundle, uri: str, *, default_of: str |
             if found["ContentLength"] == bundle.path.stat().st_size:
                 return
         except Exception as error:
-            _explain(client, access, bucket, error, may_make=default_of is not None)
+            _explain(client, access, bucket, error, default_of)
             _require_same_region(client, access, bucket)
     with api.answers(f"upload the code to {uri}"), bundle.path.open("rb") as file:
         client.put_object(Bucket=bucket, Key=key, Body=file, **owner)
@@ -133,10 +133,10 @@ def look(access: AwsAccess, name: str, uri: str) -> Check:
     return Check(what, "fail", f"there is no {'folder' if is_folder else 'file'} {uri}", hint)
 
 
-def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, may_make: bool) -> None:
+def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, default_of: str | None) -> None:
     """Raise the cause of a failed HEAD, whose answer has no text, unless only the object is missing.
 
-    A missing default bucket is created, as AWS's own tools do.
+    A missing default bucket is created, as AWS's own tools do, if the role and the credentials are of one account.
     """
     code = api.code_of(error)
     if code in ("301", "PermanentRedirect", "AuthorizationHeaderMalformed"):
@@ -152,9 +152,14 @@ def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, *, m
             return
         if api.code_of(exc) not in (*_ABSENT, "NoSuchBucket"):
             raise
-        if not may_make:
+        if default_of is None:
             hint = f"aws s3 mb s3://{bucket} --region {access.region}, or fix sagemaker.bucket"
             raise ConfigError(f"there is no bucket {bucket}", where="sagemaker.bucket", hint=hint) from error
+    own = api.client(access, "sts").get_caller_identity()["Account"]
+    if own != default_of:
+        message = f"the role is of the account {default_of}, and your credentials are of the account {own}"
+        hint = "name a role of that account: cloudtrain doctor sagemaker lists them"
+        raise ConfigError(message, where="sagemaker.role", hint=hint) from error
     place = {} if access.region == "us-east-1" else {"LocationConstraint": access.region}
     client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))
 

@@ -43,13 +43,14 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     plan, owner = SageMakerSending.load(request.sending), identity(shipment.home)
     access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     shipment.sending.prepares()
+    with api.answers("look at the inputs"):  # before an upload of gigabytes
+        others = [(name, uri) for name, uri in files.inputs_of(request.body) if name not in shipment.data]
+        seen = [files.look(access, name, uri) for name, uri in others]
+    refuse(as_faults(seen))
     files.put_bundle(access, shipment.bundle, plan.code_uri + requests.BUNDLE, default_of=plan.default_of)
     for name, pinned in shipment.data.items():
         root = plan.code_uri.rpartition("/code/")[0]
         files.of(access).fill(name, pinned, addresses.placed(root, pinned), shipment.base)
-    with api.answers("look at the inputs"):
-        seen = [files.look(access, name, uri) for name, uri in files.inputs_of(request.body)]
-    refuse(as_faults(seen))
     say_each(f"{each.name}: {each.found}" for each in seen if each.verdict == "warn")
     files.of(access).claim(plan.owner_uri, owner)
     require_empty(partial(files.used, clients, handle), request.name, handle.checkpoint_uri, handle.output_uri)

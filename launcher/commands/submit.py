@@ -87,8 +87,8 @@ def command(
 ) -> int:
     """Send a job, and follow it to its end; Ctrl-C leaves it running.
 
-    FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's. A job
-    is a process tree a node, detached: closing the terminal does not touch it.
+    FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's.
+    Closing the terminal does not stop the job.
     """
     overrides = _with_words(overrides)
     if queue:

@@ -35,6 +35,7 @@ NAME_BYTES = 900  # of a file below the folder: an object's name has at most 102
 UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
 WRITE_USD = 5e-6  # of a file into a bucket: S3 and Cloud Storage, list prices of 2025; Azure is close
 GB = 1_000_000_000
+_APART = "; the code is sent without it"
 _SPECIAL, _ESCAPED = re.compile(r"[\\*?\[\]!# ]"), r"\\\g<0>"  # in a pattern of an ignore file
 
 
@@ -77,14 +78,16 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
     are looked at, and not read. The local backend reads in place, by the plain path. Raises ConfigError with the faults
     of all inputs.
     """
-    facts, inputs = traits(config.backend), dict(config.inputs)
+    facts, inputs, notes = traits(config.backend), dict(config.inputs), list[str]()
     if not facts.data_place:  # the files of today must be the files with the hash
         for name, uri in inputs.items():
             inputs[name] = addresses.path_of(uri)
             if inputs[name] != uri:
                 as_submitted(base, name, uri)
-        return config.model_copy(update={"inputs": inputs}), []
-    faults, notes, total = list[Fault](), list[str](), 0
+        within = [name for name, uri in inputs.items() if _in_code(config, base, uri)]
+        notes += [f"inputs.{name}: {inputs[name]} is read in place{_APART}" for name in within]
+        return config.model_copy(update={"inputs": inputs}), notes
+    faults, total = list[Fault](), 0
     for name, uri in inputs.items():
         if not addresses.is_beside(uri) or addresses.PINNED.fullmatch(uri):
             continue
@@ -97,7 +100,7 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
             elif not faults:
                 shown = f"{uri.rstrip('/')}{'/' * (not data.is_file)}"
                 inputs[name] = f"{shown}@sha256:{data.digest() if hashes else '0' * 64}"
-                once = "; the code is sent without it" if _in_code(config, base, uri) else ""
+                once = _APART if _in_code(config, base, uri) else ""
                 notes.append(f"inputs.{name}: {shown} goes along: {_cost(data, facts)}{once}")
         except ConfigError as error:
             faults += [replace(fault, key=f"inputs.{name}") for fault in error.faults]
@@ -155,16 +158,18 @@ def changed(name: str, file: str) -> ConfigError:
 
 
 def outside_code(config: JobConfig, base: Path) -> list[str]:
-    """Return patterns of `code.exclude` for data that goes along: it is not shipped with the code again."""
+    """Return patterns of `code.exclude` for data beside the config: no backend gets it with the code again."""
     found = (_in_code(config, base, uri) for uri in config.inputs.values())
     return [f"/{re.sub(_SPECIAL, _ESCAPED, path)}" for path in found if path]
 
 
 def _in_code(config: JobConfig, base: Path, uri: str) -> str:
-    """Return the path below the code folder of data that goes along, empty for other data."""
-    code, path = (base / config.code.dir).resolve(), Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
-    is_inside = addresses.is_beside(uri) and path != code and path.is_relative_to(code)
-    return path.relative_to(code).as_posix() if is_inside and traits(config.backend).data_place else ""
+    """Return the path below the code folder of data beside the config, empty for other data."""
+    facts, code = traits(config.backend), (base / config.code.dir).resolve()
+    path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
+    is_apart = addresses.is_beside(uri) and (facts.runs_here or facts.data_place)
+    is_inside = is_apart and path != code and path.is_relative_to(code)
+    return path.relative_to(code).as_posix() if is_inside else ""
 
 
 def _names(folder: Path) -> Iterator[str]:

@@ -133,9 +133,10 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
         is_there = any(way in names or any(each.startswith(f"{way}/") for each in names) for way in ways)
         if "." not in ways and not is_there:
             is_data, file = key == "args", os.path.normpath(name)
-            hint = f"add `!{file}` to `code.exclude`, or change the ignore file that names it"
-            message = f"`{file}` is not shipped: git, an ignore file or `code.exclude` leaves it out"
-            yield Fault(message, key, hint="data comes by `inputs`" if is_data else hint, is_warning=is_data)
+            hint = f"add `!{file}` to `code.exclude`, or change the ignore file or the input that names it"
+            hint = "data comes by `inputs`: write the entry's variable, `$CLOUDTRAIN_INPUT_NAME`" if is_data else hint
+            message = f"`{file}` is not shipped: git, an ignore file, `code.exclude` or `inputs` leaves it out"
+            yield Fault(message, key, hint=hint, is_warning=is_data)
 
 
 def refuse_files(

@@ -72,6 +72,16 @@ def test_inputs_are_looked_for_before_a_job_exists(
     assert len(jobs(account)) == (code == 0)
 
 
+def test_role_of_another_account_is_refused_before_an_upload(cli: Any, folder: Path, account: Aws) -> None:
+    """No bucket with the other account's name is made; the message names both accounts."""
+    there = ("--set", "sagemaker.role=arn:aws:iam::111122223333:role/train", "--set", "sagemaker.bucket=null")
+    done = cli("submit", "-d", "-y", *there, cwd=folder)
+    said = "the role is of the account 111122223333, and your credentials are of the account 123456789012"
+    assert (done.code, said in re.sub(r"\s+", " ", done.stderr)) == (3, True), done.stderr
+    names = [each["Name"] for each in account.client("s3").list_buckets()["Buckets"]]
+    assert not [name for name in names if "111122223333" in name]
+
+
 def test_request_equals_the_dry_run(cli: Any, cold_cli: Any, folder: Path, account: Aws) -> None:
     """Only the job's name differs; the code is uploaded once for all jobs."""
     dry = cold_cli("submit", "--dry-run", cwd=folder).json

@@ -389,7 +389,7 @@ def test_file_that_the_config_names_is_shipped_or_refused(
     (fault,) = refused.value.faults
     assert "is not shipped" in fault.message
     path = fault.message.split("`")[1]
-    assert fault.hint == f"add `!{path}` to `code.exclude`, or change the ignore file that names it"
+    assert fault.hint == f"add `!{path}` to `code.exclude`, or change the ignore file or the input that names it"
     assert path.startswith(ignored.rstrip("/"))
     config.write_text(config.read_text() + f"code: {{exclude: ['!{path}']}}\n")
     return require_a_plan(configs.load(config), config)
@@ -411,5 +411,6 @@ def test_argument_that_names_a_file_left_out_is_noted(tmp_path: Path, args: str,
     (folder / "cloudtrain.yaml").write_text(f"name: x\nscript: train.py\nargs: {args}\n")
     config = configs.load(folder / "cloudtrain.yaml")
     notes = pack(folder, [], 10**6, tmp_path / ".git/bundles", needed=needed(config, folder)).notes
-    why = "git, an ignore file or `code.exclude` leaves it out"
-    assert list(notes) == [f"args: `{name}` is not shipped: {why}; data comes by `inputs`" for name in named]
+    why = "git, an ignore file, `code.exclude` or `inputs` leaves it out"
+    cure = "data comes by `inputs`: write the entry's variable, `$CLOUDTRAIN_INPUT_NAME`"
+    assert list(notes) == [f"args: `{name}` is not shipped: {why}; {cure}" for name in named]
