@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import CloudtrainError, UsageError
 from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
+from ..text import addresses
 from ..text.terminal import print_json, print_text, say
 from .options import Overrides, WholeNumber, config_options, examples, json_option, reads
+
+if TYPE_CHECKING:
+    from ..config.schema import JobConfig
 
 
 def _inputs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
@@ -117,6 +122,16 @@ def command(
     return 0 if is_right else 1
 
 
+def places_here(overrides: Overrides, config: JobConfig) -> dict[str, Path]:
+    """Return the `local` places of inputs whose place for the rehearsed backend is elsewhere."""
+    far = [name for name, uri in config.inputs.items() if not addresses.is_beside(uri)]
+    with contextlib.suppress(CloudtrainError):  # the file may not suit this machine
+        local = overrides.load("local").inputs if far else {}
+        places = {name: overrides.file.absolute().parent / local[name] for name in local if name in far}
+        return {name: place for name, place in places.items() if place.exists()}
+    return {}
+
+
 def _rehearse(
     overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None, *, as_json: bool
 ) -> dict[str, Any]:
@@ -135,6 +150,7 @@ def _rehearse(
     if unknown := [name for name in wish.inputs if name not in names]:
         known = ", ".join(names) or "none"
         raise UsageError(f"--input {unknown[0]}: the config names no such input", hint=f"there are: {known}")
+    wish = replace(wish, inputs={**places_here(overrides, config), **wish.inputs})
     with overrides.placing(), rehearsing.place(folder, keeps=wish.keeps) as own:
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
         given = f"with {', '.join(config.secrets)}" if config.secrets else "without its keys"

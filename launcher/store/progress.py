@@ -60,6 +60,8 @@ def fold(progress: dict[str, Any], lines: Iterable[str | tuple[str, float]]) -> 
             fields = _figures(event)
             known = {key: value for key, value in fields.items() if value is not None}
             now = {key: value for key, value in now.items() if key not in fields} | known
+            if now.get("step", 0) > now.get("max_steps", math.inf):
+                del now["max_steps"]  # of the first epoch only, as a bar shows it
             if isinstance(event.get("parent"), dict):
                 now["parent"] = sanitize.tree(event["parent"])
             if (staleness := exchange_figures.fold(now.get("staleness"), event)) is not None:
@@ -127,7 +129,7 @@ def _fold_checkpoint(now: dict[str, Any], event: dict[str, Any], step: int | Non
     """Enter a save or a resume in the progress `now`."""
     kind = event["e"]
     name = (sanitize.text(event["path"]) or "").rpartition("/")[2]
-    if step is None and (named := _STEP.search(name)):
+    if step is None and (named := _STEP.search(name)) and not _is_epoch(now, int(named[1])):
         step = int(named[1])
     if kind == "restart" and step != now.get("checkpoint_step"):
         now.pop("saved_s", None)  # an older checkpoint of unknown age
@@ -142,6 +144,12 @@ def _fold_checkpoint(now: dict[str, Any], event: dict[str, Any], step: int | Non
     if kind == "checkpoint" and time_s is not None:
         changed_s = sanitize.value(event.get("changed_s"))  # of a kept file, which the agent found later
         now["saved_s"] = min(time_s, changed_s) if isinstance(changed_s, float | int) else time_s
+
+
+def _is_epoch(now: dict[str, Any], number: int) -> bool:
+    """Return whether a checkpoint's number counts epochs: the job is in that epoch, and far beyond that step."""
+    epoch = now.get("epoch")
+    return isinstance(epoch, int | float) and abs(number - epoch) <= 1 and now.get("step", 0) > 4 * number
 
 
 def _figures(event: dict[str, Any]) -> dict[str, Any]:

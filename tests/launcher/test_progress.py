@@ -82,6 +82,16 @@ def test_progress_has_the_step_of_the_last_save() -> None:
     assert fold(found, [event("restart", path="/c/ckpt.pt")])["saved_after"] == 140
 
 
+@pytest.mark.parametrize(
+    ("epoch", "step", "saved"), [(2, 93, None), (1.0, 93, None), (0.5, 60, 2), (2, 8, 2), (None, 93, 2)]
+)
+def test_number_of_an_epoch_is_no_step(epoch: float | None, step: int, saved: int | None) -> None:
+    """A script names checkpoint-2 by its epoch: no 91 steps are unsaved, and the bar's 31 steps are not the job's."""
+    lines = [event("step", step=31, max_steps=31), event("step", step=step, epoch=epoch)]
+    found = fold({}, [*lines, event("checkpoint", path="out/checkpoint-2.pt")])
+    assert (found["checkpoint_step"], found.get("max_steps")) == (saved, None if step > 31 else 31)
+
+
 def test_progress_has_the_files_that_nothing_keeps() -> None:
     """The last report counts; a damaged report is left out."""
     found = fold({}, [event("unkept", names=["a.pt"]), event("unkept", names=["a.pt", "runs/"])])

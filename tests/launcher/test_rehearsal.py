@@ -20,6 +20,8 @@ from cloudtrain.entrypoints.contract import ExitReport
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.advice import proofs
 from cloudtrain.launcher.advice.preparing import prepare
+from cloudtrain.launcher.commands.options import Overrides
+from cloudtrain.launcher.commands.rehearse import places_here
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning.prepare import Prepared
@@ -43,6 +45,28 @@ def plan(instances: int, nproc: int, batch: Batch | None = None, gpus: int = 0) 
     """Return a plan of so many ranks."""
     figures = {"instances": instances, "nproc_per_node": nproc, "ranks": instances * nproc, "gpus_per_instance": gpus}
     return Plan(**figures, hourly_usd=0.0, cap_s=3600, cap_reason="time_limit", deadline_s=3500, batch=batch)
+
+
+@pytest.mark.parametrize(
+    ("places", "found"),
+    [
+        ("sagemaker: s3://b/x/, local: ./data", "data"),
+        ("sagemaker: s3://b/x/, local: ./none", None),
+        ("sagemaker: ./small, local: ./data", None),  # the place of the rehearsed backend is here
+        ("sagemaker: s3://b/x/", None),
+    ],
+)
+def test_local_place_of_an_input_is_read(tmp_path: Path, places: str, found: str | None) -> None:
+    """A rehearsal for a cloud reads the data that the file names for this machine."""
+    for name in ("data", "small"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    (tmp_path / "train.py").write_text("")
+    text = "name: x\nscript: train.py\nbackend: sagemaker\nresources: {instance_type: ml.g5.xlarge}\n"
+    text += "sagemaker: {region: us-east-1, role: arn:aws:iam::123456789012:role/r}\n"
+    (tmp_path / "cloudtrain.yaml").write_text(f"{text}inputs: {{train: {{{places}}}}}\n")
+    overrides = Overrides(tmp_path / "cloudtrain.yaml", None, ())
+    assert places_here(overrides, overrides.load()) == ({"train": tmp_path / found} if found else {})
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,10 @@ def checks(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     few = {host: str(len(found)) for host, found in units.items() if len(found) < needs.gpus}
     if few:
         counts = list(groups(few))
-        cure = f"plan what is there, `resources: {{accelerators: {_model(has_some)}:{min(map(int, counts)) or 1}}}`, "
-        cure += f"or leave the hosts out; {remote(few, 'nvidia-smi -L')}"
+        there = "CPUs: `--set resources.accelerators=null`"
+        if has_some:
+            there = f"`resources: {{accelerators: {_model(has_some)}:{min(map(int, counts)) or 1}}}`"
+        cure = f"plan what is there, {there}, or leave the hosts out; {remote(few, 'nvidia-smi -L')}"
         yield Check("GPUs", "fail", f"{needs.gpus} are planned, usable are {fold(few, of)}", cure)
     else:
         kinds = {host: f"{len(found)} x {found[0].gpu['name']}" for host, found in units.items()}
