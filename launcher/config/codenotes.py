@@ -163,7 +163,8 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
         use = ", ".join(dict.fromkeys(filter(None, lost.values())))
         if lost:
             whose = f"only {traits(backend).help.rstrip('.')} has" if backend else "no job of cloudtrain has"
-            yield f"{script} uses {', '.join(lost)}, which {whose}{f': use {use}' if use else ''}"
+            own = next((f", or `env: {{{theirs}: ${ours}}}`" for theirs, ours in lost.items() if "CLOUD" in ours), "")
+            yield f"{script} uses {', '.join(lost)}, which {whose}{f': use {use}{own}' if use else ''}"
     for theirs, ours in here.items():
         name = ours.removeprefix("CLOUDTRAIN_INPUT_").lower()
         if name != ours.lower() and re.search(rf"environ\[.{theirs}.\]", text) and name not in config.inputs:
