@@ -158,7 +158,7 @@ def _explain(client: Any, access: AwsAccess, bucket: str, error: Exception, defa
     own = api.client(access, "sts").get_caller_identity()["Account"]
     if own != default_of:
         message = f"the role is of the account {default_of}, and your credentials are of the account {own}"
-        hint = "name a role of that account: cloudtrain doctor sagemaker lists them"
+        hint = f"name a role of {own}: cloudtrain doctor sagemaker lists them"
         raise ConfigError(message, where="sagemaker.role", hint=hint) from error
     place = {} if access.region == "us-east-1" else {"LocationConstraint": access.region}
     client.create_bucket(Bucket=bucket, **({"CreateBucketConfiguration": place} if place else {}))

@@ -198,6 +198,8 @@ def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
         return ""
     model = fields.section(field)
     text = named(node) if node is not None and not isinstance(node.value, tuple | dict) else ""
+    if text and tuple(path) == ("inputs",):
+        return f"write `inputs: {{train: {text}}}`"
     main = next((key for key in ("name", "limit") if model is not None and key in model.model_fields), "")
     if text and main:
         return f"write `{path[-1]}: {{{main}: {text}}}`"
