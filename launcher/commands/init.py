@@ -78,10 +78,8 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
         raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
     click.echo(f"wrote {', '.join(str(folder / name) for name in starter)}")
     if own:
-        click.echo(
-            f"{own} exists and is used: in {folder / DEFAULT_FILE}, write its options under `args`, its data under `inputs`"
-        )
-        click.echo("and the files that the script saves under `keep`: other files are lost with the machines")
+        click.echo(f"{own} exists and is used: in {folder / DEFAULT_FILE}, write its options under `args`, its data")
+        click.echo("under `inputs`, and the files that it saves under `keep`: other files are lost with the machines")
     click.echo("\nnext:")
     if folder.resolve() != Path.cwd():
         click.echo(f"  cd {folder}")

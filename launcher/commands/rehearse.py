@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..backend_table import BUILT_IN, traits
 from ..errors import CloudtrainError, UsageError
 from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
 from ..text import addresses
@@ -126,7 +127,8 @@ def places_here(overrides: Overrides, config: JobConfig) -> dict[str, Path]:
     """Return the `local` places of inputs whose place for the rehearsed backend is elsewhere."""
     far = [name for name, uri in config.inputs.items() if not addresses.is_beside(uri)]
     with contextlib.suppress(CloudtrainError):  # the file may not suit this machine
-        local = overrides.load("local").inputs if far else {}
+        here = next(name for name in BUILT_IN if traits(name).runs_here)
+        local = overrides.load(here).inputs if far else {}
         places = {name: overrides.file.absolute().parent / local[name] for name in local if name in far}
         return {name: place for name, place in places.items() if place.exists()}
     return {}
