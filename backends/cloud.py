@@ -198,6 +198,10 @@ def misnamed(name: str, what: str, known: Iterable[str], examples: str, key: str
         hint = f"write `accelerators: {name if ':' in name else f'{name}:1'}`"
         return ConfigError(f"`{name}` is an accelerator, not {what}", key=key, hint=hint)
     hint = request_rules.meant(name, known).removeprefix("; ") or f"as in {examples}"
+    elsewhere = next(filter(None, (catalog.by_type(each, name, None) for each in catalog.backends())), None)
+    if elsewhere is not None and elsewhere.count and elsewhere.accelerator not in catalog.NO_GPUS:
+        wanted = f"`accelerators: {elsewhere.accelerator}:{elsewhere.count}`"
+        hint += f"; {wanted} in place of `instance_type` is for each backend that has the GPU"
     return ConfigError(f"`{name}` is not {what}", key=key, hint=hint)
 
 

@@ -51,6 +51,9 @@ def test_any_case_of_a_name_means_the_machine(backend: str, own: str, names: tup
         assert (machine.instance_type, machine.rates) == (own, NAMED[backend](own).rates), name
 
 
+ANYWHERE = "; `accelerators: {}` in place of `instance_type` is for each backend that has the GPU"
+
+
 @pytest.mark.parametrize(
     ("backend", "name", "hint"),
     [
@@ -63,6 +66,8 @@ def test_any_case_of_a_name_means_the_machine(backend: str, own: str, names: tup
         ("azureml", "A100", "write `accelerators: A100:1`"),
         ("vertex", "a2_highgpu_8g", "did you mean `a2-highgpu-8g`?"),
         ("vertex", "A2HIGHGPU8G", "did you mean `a2-highgpu-8g`?"),
+        ("vertex", "ml.g5.xlarge", f"as in a2-highgpu-8g, g2-standard-48 or n1-standard-16{ANYWHERE.format('A10G:1')}"),
+        ("sagemaker", "a2-highgpu-8g", f"as in ml.g5.12xlarge or ml.m5.xlarge{ANYWHERE.format('A100:8')}"),
         ("vertex", "nvidia-tesla-t4", "write `accelerators: nvidia-tesla-t4:1`"),
     ],
 )
