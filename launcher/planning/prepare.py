@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import lcm
 from pathlib import Path
@@ -17,22 +18,24 @@ from .. import channels
 from ..backend_table import traits
 from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
-from . import all_faults, images, local_data, plan_text, secret_files
 from . import bundle as bundles
+from . import images, local_data, plan_text, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
 from .request_rules import own_places
 
 if TYPE_CHECKING:
-    from ..config.schema import JobConfig
+    from ..config.schema import JobConfig, Resources
     from ..job import Job
     from ..plan import Plan
 
 MOST_NAMED = 3  # changed files, in a warning
 LONG_MOMENTUM, MANY_AVERAGES = 0.9, 100  # see `few_averages`
+MOST_LOOKS = 12  # for further faults of a config
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 MIN_INSTANCES = "resources.min_instances"
+_MACHINE = ("resources", "resources.accelerators", "resources.instance_type")
 _ABILITIES = (backends.Backend, backends.HasCheckpoints, backends.Machines, backends.ReceivesModels, backends.Priced)
 
 
@@ -81,54 +84,52 @@ def prepare(
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
     parent, whose place is an input of the config already.
     """
-    try:
-        return _prepared(config, config_file, cache, dry, shipped, spent_micro, parent)
-    except (ConfigError, BudgetError) as error:
-        found = error.faults if isinstance(error, ConfigError) else ()
-        if shipped or (found and error.where) or not (faults := dict.fromkeys([*found, *refused(config, config_file)])):
-            raise
-        raise ConfigError(list(faults)) from error
-
-
-def _prepared(
-    config: JobConfig,
-    config_file: Path,
-    cache: Path,
-    dry: bool,
-    shipped: backends.Bundle | None,
-    spent_micro: int,
-    parent: Sequence[str],
-) -> Prepared:
-    """Return the prepared submit. Raises ConfigError with the faults of the first check that fails."""
     from ..config.codefiles import needed
     from ..config.codenotes import notes_of
 
-    require_whole(config.backend)
-    config, along = local_data.pinned(config, config_file.parent)
-    backend = backends.load(config.backend)
-    capacity = backend.capacity(config)
-    plan = plans.make(config, capacity, spent_micro)
-    if config.sweep is not None and shipped is None:
-        refuse(plans.value_faults(config, plan))
-    folder = config_file.parent / config.code.dir
-    most = config.code.max_size_mb * shipped_code.MB
-    exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
-    files = needed(config, folder)
-    bundle = shipped or bundles.pack(folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
-    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    checked = _checked(backend, config, plan, request, None if shipped else folder)
-    refuse(fault for fault in checked if not fault.is_warning)
-    if (own_config := own_places(config, f"{config.name}-{DRY_SUFFIX}")) != config:  # faults name the places as written
-        request = backend.request(plan, own_config, f"{config.name}-{DRY_SUFFIX}", 1, bundle.sha256)
-    knows = request.runtime is not None and bool(request.runtime.torch)
-    doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-    of_code = notes_of(config, folder, plan.ranks, knows_torch=knows)
-    own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
-    old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
-    warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
-    notes = (*request.notes, *parent, *along, *warned)
-    warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
-    return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
+    with _with_further_faults(config, config_file, is_shipped=shipped is not None):
+        require_whole(config.backend)
+        config, along = local_data.pinned(config, config_file.parent)
+        backend = backends.load(config.backend)
+        capacity = backend.capacity(config)
+        plan = plans.make(config, capacity, spent_micro)
+        if config.sweep is not None and shipped is None:
+            refuse(plans.value_faults(config, plan))
+        folder, most = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
+        exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
+        files = needed(config, folder)
+        bundle = shipped or bundles.pack(
+            folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files
+        )
+        dry_id = f"{config.name}-{DRY_SUFFIX}"
+        request = backend.request(plan, config, dry_id, 1, bundle.sha256)
+        checked = _checked(backend, config, plan, request, None if shipped else folder)
+        refuse(fault for fault in checked if not fault.is_warning)
+        if (own_config := own_places(config, dry_id)) != config:  # faults name the places as written
+            request = backend.request(plan, own_config, dry_id, 1, bundle.sha256)
+        knows = request.runtime is not None and bool(request.runtime.torch)
+        doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
+        of_code = notes_of(config, folder, plan.ranks, knows_torch=knows)
+        own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
+        old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
+        warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
+        notes = (*request.notes, *parent, *along, *warned)
+        warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
+        return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
+
+
+@contextlib.contextmanager
+def _with_further_faults(config: JobConfig, config_file: Path, *, is_shipped: bool) -> Iterator[None]:
+    """Add the faults of the remaining checks to the faults of the first check that fails."""
+    try:
+        yield
+    except (ConfigError, BudgetError) as error:
+        found = error.faults if isinstance(error, ConfigError) else ()
+        if is_shipped or (found and error.where):
+            raise
+        if faults := dict.fromkeys([*found, *refused(config, config_file)]):
+            raise ConfigError(list(faults)) from error
+        raise
 
 
 def require_whole(name: str) -> None:
@@ -160,9 +161,65 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
             lambda: _require_request(each, folder), lambda: local_data.pinned(each, config_file.parent, hashes=False)
         )
 
-    require_all(
-        lambda: shipped_code.check(folder, exclude, max_bytes, files), lambda: all_faults.require_all_of(config, ask)
-    )
+    require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), lambda: _require_all_of(config, ask))
+
+
+def _require_all_of(config: JobConfig, ask: Callable[[JobConfig], object]) -> None:
+    """Raise ConfigError with all faults for which `ask` refuses the config; BudgetError if money alone is short.
+
+    Each faulty key gets a sound value, and `ask` looks again. In place of a faulty machine the config gets two others
+    in turn, and only faults with both count: the faults that have nothing to do with the machine.
+    """
+    from .. import config as configs
+
+    try:
+        ask(config)
+        return
+    except BudgetError as error:
+        first, faults, poor = error, list[Fault](), [Fault(error.message, error.where, hint=error.hint)]
+    except ConfigError as error:
+        if error.where:
+            raise
+        first, faults, poor = error, list(error.faults), []  # type: ignore[assignment]
+    count = len(faults)
+    looks, left = [config.model_copy(update={"budget": None})], faults  # the prices of other machines say nothing
+    for _ in range(MOST_LOOKS):
+        looks = [sound for each in looks if (sound := configs.cured(each, left)) is not None]
+        if looks and any(fault.key in _MACHINE for fault in left):
+            looks = [looks[0].model_copy(update={"resources": each}) for each in _machines(config)] or looks
+        seen = [_faults_of(each, ask) for each in looks]
+        left = [fault for fault in (seen or [()])[0] if all(fault in each for each in seen)]
+        faults = [*faults, *(fault for fault in left if not _follows(fault, faults))]
+        if not left:
+            break
+    raise ConfigError([*faults, *poor]) if len(faults) > count else first
+
+
+def _faults_of(config: JobConfig, ask: Callable[[JobConfig], object]) -> Sequence[Fault]:
+    with contextlib.suppress(BudgetError):
+        try:
+            ask(config)
+        except ConfigError as error:
+            return error.faults
+    return ()
+
+
+def _machines(config: JobConfig) -> list[Resources]:
+    """Return the config's resources with two machines of the backend's table, the first with the wanted GPUs."""
+    from ..prices import catalog
+
+    wanted = (config.resources.accelerators or "").rpartition(":")[2]
+    counts = [int(wanted) if wanted.isdigit() else 1, 8, 4, 1]
+    names = dict.fromkeys(name for count in counts for name in catalog.types(config.backend, count=count)[:1])
+    changes = [{"instance_type": name, "accelerators": None} for name in list(names)[:2]]
+    return [config.resources.model_copy(update=each) for each in changes]
+
+
+def _follows(fault: Fault, faults: Sequence[Fault]) -> bool:
+    """Return whether an earlier fault of the same key, or of the machine, explains the fault."""
+    keys = [each.key for each in faults]
+    is_below = any(f"{fault.key}.".startswith(f"{key}.") for key in keys)
+    return is_below or not fault.key or (fault.key in _MACHINE and not set(keys).isdisjoint(_MACHINE))
 
 
 def _require_request(config: JobConfig, folder: Path) -> None:
