@@ -1,20 +1,28 @@
-"""The transfer of the code to the hosts: once to each cache, by hash; from host to host if our uplink is slow."""
+"""The transfer of code and data to the hosts: once to each, by hash; from host to host if our uplink is slow."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
+import hashlib
 import os
 import shutil
 import socket
 import subprocess
+import tarfile
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar
 
+from cloudtrain.entrypoints import foreign, processes
 from cloudtrain.entrypoints.format import counted
-from cloudtrain.launcher.backend import Bundle
+from cloudtrain.launcher.backend import Bundle, Shipment
 from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.planning import local_data
+from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import meter, say
 
 from . import master
@@ -43,6 +51,12 @@ class Receiver:
     """For the other hosts."""
 
 
+class DataArchive(Bundle, checks=True):
+    """An archive of data of `inputs`."""
+
+    what: ClassVar[str] = "data"
+
+
 def ship(
     fleet: Fleet, bundle: Bundle, assignments: Sequence[Receiver], ports: Sequence[int] | None = None
 ) -> dict[str, str]:
@@ -63,6 +77,32 @@ def ship(
             return paths
         _pause(bundle.what, [seat.host.name for seat in busy], end_s, is_first=is_first)
         left, is_first = busy, False
+
+
+def data_place(workdir: str, uri: str, absolute: Callable[[str], str]) -> str:
+    """Return the path of an input on a host; `absolute` makes a path of the config absolute."""
+    return addresses.placed(workdir, uri).rstrip("/") if addresses.is_beside(uri) else absolute(uri)
+
+
+def ship_data(
+    fleet: Fleet, shipment: Shipment, receivers: Sequence[Receiver], ports: Sequence[int] | None = None
+) -> None:
+    """Ensure that every host has the data that goes along. Raises the hosts' errors, ConfigError for changed data."""
+    wanted = {
+        found["digest"]: name for name, uri in shipment.data.items() if (found := addresses.PINNED.fullmatch(uri))
+    }
+    if not wanted:
+        return
+    asked = dict.fromkeys((seat.host for seat in receivers), Call("files.has_data", {"digests": [*wanted]}))
+    answers = fleet.ask(asked, LIMIT_S, is_urgent=True)
+    for digest, name in wanted.items():
+        missing = [seat for seat in receivers if digest not in answers[seat.host].required().reply["kept"]]
+        if missing:
+            with _packed(shipment, name) as archive:
+                ship(fleet, archive, missing, ports)
+                call = Call("files.unfold_data", {"sha256": archive.sha256, "digest": digest})
+                for answer in fleet.ask({seat.host: call for seat in missing}, FETCH_S).values():
+                    answer.required()
 
 
 def _ship_to_free(
@@ -206,3 +246,47 @@ def _fan_out(
     fetched = fleet.ask(calls, FETCH_S, is_urgent=True)
     kept = fleet.ask({host: Call("files.keep", _asked(bundle)) for host, answer in fetched.items() if not answer.error})
     return [seat for seat in targets if seat.host not in kept or not kept[seat.host].reply.get("kept")]
+
+
+@contextlib.contextmanager
+def _packed(shipment: Shipment, name: str) -> Iterator[DataArchive]:
+    """Yield an archive of the input, the same bytes for the same files. Raises ConfigError if a file has changed."""
+    data, hashes = local_data.as_submitted(shipment.base, name, shipment.data[name])
+    processes.make_private(cache := shipment.home / "cache")
+    with tempfile.NamedTemporaryFile(dir=cache, prefix="partial-", suffix=".tar.gz") as file:
+        with (
+            gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for each in data.sizes:
+                _add(tar, data.folder / each, each, data.sizes[each], hashes[each], name)
+        file.flush()
+        path = Path(file.name)
+        yield DataArchive(foreign.sha256_of(path), path, path.stat().st_size, len(hashes), data.bytes)
+
+
+def _add(tar: tarfile.TarFile, path: Path, name: str, size: int, sha256: str, of: str) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = size, 0o644
+    try:
+        with foreign.opened(path) as source:
+            reader = _HashedReader(source)
+            tar.addfile(member, reader)  # type: ignore[arg-type]  # tarfile only reads
+    except OSError as error:  # also a file that has become shorter
+        raise local_data.changed(of, name) from error
+    if reader.sha256.hexdigest() != sha256:
+        raise local_data.changed(of, name)
+
+
+class _HashedReader:
+    """A file that hashes what is read."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        data = self._file.read(size)
+        self.sha256.update(data)
+        return data

@@ -24,7 +24,7 @@ from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..channel import archives, datasets
+from ..channel import archives
 from ..channel.calls import Fleet
 from ..channel.hosts import Host
 from . import jobs_submission as submission
@@ -56,8 +56,8 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     receiver = archives.Receiver(login.host, login.about["workdir"], "")
     bundle = archives.ship(fleet, shipment.bundle, [receiver])[login.host.name]
     order, attempt = body["order"], JobSpec.load(body["order"]["job"]).attempt
-    datasets.ship(fleet, shipment, [receiver])
-    inputs = {name: datasets.place(receiver.workdir, uri, login.path) for name, uri in order["inputs"].items()}
+    archives.ship_data(fleet, shipment, [receiver])
+    inputs = {name: archives.data_place(receiver.workdir, uri, login.path) for name, uri in order["inputs"].items()}
     record = {"record": dict(shipment.record), "ref": ref.dump()}
     prepared = {
         "folder": ref.folder,

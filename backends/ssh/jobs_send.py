@@ -25,7 +25,7 @@ from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
 
-from ..channel import archives, datasets
+from ..channel import archives
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from .hosts_placement import Assignment, address_of, assign_hosts, path_on, require_answers
@@ -71,7 +71,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         calls[node.host] = Call("verbs.make", asked | made_of | {"fresh": fresh})
     _all(fleet, calls)
     paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
-    datasets.ship(fleet, shipment, assignments, body["ports"])
+    archives.ship_data(fleet, shipment, assignments, body["ports"])
     made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
@@ -162,7 +162,7 @@ def _node(fleet: Fleet, number: int, seat: Assignment, body: Mapping[str, Any]) 
         checkpoints=_checkpoints(fleet, seat.host, body),
         output=f"{job}/output",
         inputs={
-            name: datasets.place(seat.workdir, uri, lambda path: path_on(fleet, seat.host, path))
+            name: archives.data_place(seat.workdir, uri, lambda path: path_on(fleet, seat.host, path))
             for name, uri in body["inputs"].items()
         },
         outputs=there(body["outputs"]),

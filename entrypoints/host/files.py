@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
@@ -106,6 +107,35 @@ def keep(here: Here, *, sha256: str, sender: str, changed: str = "") -> dict[str
     if not changed and partial in _arriving:
         _arriving[partial].truncate(0)
     return {"kept": False}
+
+
+def has_data(here: Here, *, digests: list[str]) -> dict[str, Any]:
+    """Return the hashes of the data of `inputs` that this host has `kept`, and note that they are in use.
+
+    The data lie in `data/HASH/` below the work folder, complete or absent, read-only; jobs share the data.
+    """
+    kept = [each for each in digests if (here.workdir / "data" / each).is_dir()]
+    for each in kept:
+        os.utime(here.workdir / "data" / each)
+    return {"kept": kept}
+
+
+def unfold_data(here: Here, *, sha256: str, digest: str) -> None:
+    """Unpack the archive that has arrived as the data `digest`, and remove the archive. Raises Refused."""
+    archive, place = _kept(here, sha256), here.workdir / "data" / digest
+    scratch = place.with_name(f".{digest}.{secrets.token_hex(4)}")
+    try:
+        foreign.unpack(archive, sha256, scratch)
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                file.chmod(0o444)
+        os.utime(scratch)
+        scratch.rename(place)
+    except (OSError, foreign.BundleError) as error:  # a host with the same disk may have been faster
+        shutil.rmtree(scratch, ignore_errors=True)
+        if not place.is_dir():
+            raise Refused(f"the data cannot be unpacked in {place.parent}: {error}") from error
+    archive.unlink(missing_ok=True)
 
 
 def prune(workdir: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from wholejobs import SETTINGS, STAND_INS
 
-from cloudtrain.backends.channel import datasets
+from cloudtrain.backends.channel import archives
 from cloudtrain.backends.channel.calls import Fleet
 from cloudtrain.backends.channel.hosts import Host
 from cloudtrain.backends.job_folder import JobFolder
 from cloudtrain.backends.ssh.hosts_placement import Assignment
 from cloudtrain.entrypoints.errors import Refused
-from cloudtrain.entrypoints.host import datasets as host_datasets
+from cloudtrain.entrypoints.host import files
 from cloudtrain.entrypoints.host.calls import Here
 from cloudtrain.entrypoints.stores.folder import FolderStore
 from cloudtrain.launcher.backend import Bundle, Shipment
@@ -170,7 +170,7 @@ class _Hosts:
         bundle = Bundle("0" * 64, base, 0, 0, 0)
         shipment = Shipment(bundle, home, base, data={"train": pinned(base)})
         self.calls.clear()
-        datasets.ship(fleet(), shipment, self.seats[:count])
+        archives.ship_data(fleet(), shipment, self.seats[:count])
 
     def place(self, number: int, digest: str) -> Path:
         """Return the folder of the data on a host, as this machine sees it."""
@@ -212,7 +212,7 @@ def test_hosts_get_the_data_once(hosts: _Hosts, base: Path, home: Path) -> None:
         assert not list((place.parents[1] / "cache").glob("*.gz"))
         assert [each.name for each in place.parent.iterdir()] == [digest]
     hosts.ship(base, home)
-    assert sorted(hosts.calls) == [("h0", "datasets.there", 0), ("h1", "datasets.there", 0)]
+    assert sorted(hosts.calls) == [("h0", "files.has_data", 0), ("h1", "files.has_data", 0)]
     assert not list((home / "cache").glob("partial-*"))
 
 
@@ -236,7 +236,7 @@ def test_data_that_change_on_the_way_to_hosts_are_refused(
         file.write_text(FILES["a.bin"])
         monkeypatch.setattr(local_data, "as_submitted", changing(content))
         with pytest.raises(ConfigError, match="changed while it was sent"):
-            datasets.ship(fleet(), shipment, hosts.seats)
+            archives.ship_data(fleet(), shipment, hosts.seats)
     assert not hosts.place(0, text.rpartition(":")[2]).exists()
 
 
@@ -260,11 +260,11 @@ def test_second_host_of_a_shared_disk_finds_the_data(base: Path, home: Path, tmp
     here = Here(tmp_path / "work", "", 0o022, "h0")
     (tmp_path / "work" / "cache").mkdir(parents=True)
     shipment = Shipment(Bundle("0" * 64, base, 0, 0, 0), home, base, data={"train": pinned(base)})
-    with datasets._packed(shipment, "train") as archive:
+    with archives._packed(shipment, "train") as archive:
         shutil.copy(archive.path, tmp_path / "work" / "cache" / f"{archive.sha256}.tar.gz")
     digest = pinned(base).rpartition(":")[2]
     for _ in range(2):
-        host_datasets.unfold(here, sha256=archive.sha256, digest=digest)
-    assert host_datasets.there(here, digests=[digest, "0" * 64]) == {"kept": [digest]}
+        files.unfold_data(here, sha256=archive.sha256, digest=digest)
+    assert files.has_data(here, digests=[digest, "0" * 64]) == {"kept": [digest]}
     with pytest.raises(Refused, match="the data cannot be unpacked"):
-        host_datasets.unfold(here, sha256=archive.sha256, digest="0" * 64)
+        files.unfold_data(here, sha256=archive.sha256, digest="0" * 64)
