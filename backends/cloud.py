@@ -64,10 +64,6 @@ class CloudRef(StoredRecord):
         return cls(**{each.name: getattr(plan, each.name) for each in fields(cls) if hasattr(plan, each.name)} | own)
 
 
-def _sizes(files: JobFolder, uri: str, *, remove: bool) -> dict[str, int]:
-    return files.sizes(uri, remove=remove)
-
-
 class CloudAdapter(Adapter):
     """A cloud's backend: the platform has the lines, and the cloud's store has the files of jobs."""
 
@@ -120,6 +116,7 @@ class CloudAdapter(Adapter):
     def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
         """Return the jobs' folders in the bucket; with `remove`, delete their objects. Code that jobs share stays."""
         from .channel.copies import own_folders
+        from .job_folder import JobFolder
 
         handles = [(job, self.REF.load(ref)) for job, those in refs.items() for ref in those]
         uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, h.checkpoint_uri or "", h.output_uri)}
@@ -130,7 +127,8 @@ class CloudAdapter(Adapter):
             try:
                 if remove or not kept:  # the sizes alone are not worth a wait for each job of a silent store
                     kept = ""
-                    sizes = self._with_files(handle, uri, f"list {uri}", partial(_sizes, uri=uri, remove=remove))
+                    use = partial(JobFolder.sizes, uri=uri, remove=remove)
+                    sizes = self._with_files(handle, uri, f"list {uri}", use)
             except CloudtrainError as error:
                 kept = error.message
             if sizes != {}:

@@ -12,7 +12,7 @@ import re
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -53,6 +53,13 @@ def read(path: Path, most: int = TEXT_BYTES) -> bytes:
 def read_text(path: Path, most: int = TEXT_BYTES) -> str:
     """Return the text of a regular file; bytes that are not UTF-8 are replaced. Raises OSError as `read` does."""
     return read(path, most).decode(errors="replace")
+
+
+def text_of(path: Path) -> str:
+    """Return as `read_text`; an empty text for a file that cannot be read, and for a name that is no path."""
+    with suppress(OSError, ValueError):
+        return read_text(path)
+    return ""
 
 
 def sha256_of(path: Path) -> str:

@@ -231,13 +231,11 @@ def _outputs(config: JobConfig, home: str) -> dict[str, str]:
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each place that a container on Azure cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
-        if key.startswith("inputs.") and addresses.is_beside(str(uri)):
-            continue
-        if uri is not None and not _URI.match(uri):
+        if not _URI.match(uri):
             hint = "as in azureml://datastores/workspaceblobstore/paths/x, or https://ACCOUNT.blob.core.windows.net/C/x"
             hint += f"; {GOES_ALONG}" if key.startswith("inputs.") and "://" not in uri else ""
             yield Fault(f"Azure ML cannot mount `{uri}`", key=key, hint=hint)
-        elif uri is not None:
+        else:
             yield from _malformed(key, uri)
     store = re.sub(r"^azureml:(//datastores/)?|/.*$", "", block_of(config).datastore)
     if not re.fullmatch(r"\w+", block_of(config).datastore, re.ASCII):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import os
 import shutil
 import socket
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, ClassVar
 
 from cloudtrain.entrypoints import foreign, processes
 from cloudtrain.entrypoints.format import counted
@@ -259,34 +258,18 @@ def _packed(shipment: Shipment, name: str) -> Iterator[DataArchive]:
             tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
         ):
             for each in data.sizes:
-                _add(tar, data.folder / each, each, data.sizes[each], hashes[each], name)
+                if not _is_added(tar, each, data.sizes[each], data.folder / each, hashes[each]):
+                    raise local_data.changed(name, each)
         file.flush()
         path = Path(file.name)
         yield DataArchive(foreign.sha256_of(path), path, path.stat().st_size, len(hashes), data.bytes)
 
 
-def _add(tar: tarfile.TarFile, path: Path, name: str, size: int, sha256: str, of: str) -> None:
+def _is_added(tar: tarfile.TarFile, name: str, size: int, path: Path, sha256: str) -> bool:
+    """Add the file; return False if it has another content or size, also if it changes meanwhile."""
     member = tarfile.TarInfo(name)
     member.size, member.mode = size, 0o644
-    try:
-        with foreign.opened(path) as source:
-            reader = _HashedReader(source)
-            tar.addfile(member, reader)  # type: ignore[arg-type]  # tarfile only reads
-    except OSError as error:  # also a file that has become shorter
-        raise local_data.changed(of, name) from error
-    if reader.sha256.hexdigest() != sha256:
-        raise local_data.changed(of, name)
-
-
-class _HashedReader:
-    """A file that hashes what is read."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.sha256 = hashlib.sha256()
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes."""
-        data = self._file.read(size)
-        self.sha256.update(data)
-        return data
+    with contextlib.suppress(OSError), foreign.opened(path) as source:  # also of a file that has become shorter
+        tar.addfile(member, source)
+        return foreign.sha256_of(path) == sha256  # after the packing: also a change before
+    return False

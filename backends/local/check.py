@@ -23,7 +23,7 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         hint = f"the local backend starts {MAX_INSTANCES} at most"
         yield Fault(message, key="resources.instances", hint=hint)
     for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
-        if uri and re.match(r"[a-z0-9]+://", uri):
+        if re.match(r"[a-z0-9]+://", uri):
             hint = f"use a folder here: --set {key}=/some/path"
             yield Fault(f"the local backend cannot reach `{uri}`", key=key, hint=hint)
     yield from _crowding(body, processes.cores())

@@ -8,7 +8,6 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning.request_rules import places
-from cloudtrain.launcher.text.addresses import is_beside
 
 _LOGIN = re.compile(r"(?:[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,63}@)?[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:=[^\x00-\x1f\x7f]+)?")
@@ -54,12 +53,10 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         yield Fault("on this backend `image` goes with `container`", key="image", hint=hint, is_warning=True)
     yield from _raw(block["raw"])
     for key, uri in places(order["checkpoint_dir"], order["inputs"], order["outputs"]).items():
-        if key.startswith("inputs.") and is_beside(str(uri)):
-            continue
-        if uri and not re.match(r"/|~/", uri):
+        if not re.match(r"/|~/", uri):
             hint = "use a whole path on the shared disk, for example /scratch/me/data or ~/data"
             yield Fault(f"`{uri}` is no path on the cluster's shared disk", key=key, hint=hint)
-        elif uri and container != "none" and re.search(r"[,:]", uri):
+        elif container != "none" and re.search(r"[,:]", uri):
             yield Fault(f"`{uri}` has a comma or a colon, which a container's mounts cannot have", key=key)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from cloudtrain.entrypoints.contract import JobSpec, SetupSpec
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning.request_rules import places
-from cloudtrain.launcher.text.addresses import is_beside
 
 MIN_PORTS = 8  # for the agents' connections, and a new port for each start
 _HOST = re.compile(r"[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]{0,253}")
@@ -30,11 +29,11 @@ def faults(body: dict[str, Any]) -> Iterator[Fault]:
         yield Fault("this is not a range of ports", key="ssh.ports", hint=hint)
     yield from _environment(body["runs_in"], job.setup or SetupSpec())
     for key, uri in places(body["checkpoint_dir"], body["inputs"], body["outputs"]).items():
-        if uri and re.match(r"[a-z0-9]+://", uri):
+        if re.match(r"[a-z0-9]+://", uri):
             more = "; checkpoint.mirror may be a bucket" if key == "checkpoint.uri" else ""
             hint = f"use a folder there: --set {key}=/some/path{more}"
             yield Fault(f"the ssh backend cannot reach `{uri}` from the hosts", key=key, hint=hint)
-        elif uri and not re.match(r"/|~/", uri) and not (key.startswith("inputs.") and is_beside(uri)):
+        elif not re.match(r"/|~/", uri):
             hint = "write the whole path, as in /data/sets or ~/sets"
             message = f"`{uri}` is a path on the hosts, and must not depend on where this file is"
             yield Fault(message, key=key, hint=hint)

@@ -132,11 +132,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     notes = (*changes, *renamed, *_notes(config, kind))
     carried = {"resources.disk_gb", "resources.spot", *(["limits.max_wait"] if kind == "flex_start" else [])}
-    text, written, archive = (
-        render.as_yaml(body, repeats=False),
-        _files(body, sending),
-        f"code/{bundle_sha256}/{BUNDLE}",
-    )
+    text, written = render.as_yaml(body, repeats=False), _files(body, sending)
     whose = "yours" if config.image else "cloudtrain's default, from Docker Hub"
     pool = body["jobSpec"]["workerPoolSpecs"][0]  # as `raw` leaves it
     image = render.at(pool, ("containerSpec", "imageUri")) or render.at(pool, ("pythonPackageSpec", "executorImageUri"))
@@ -362,9 +358,7 @@ def _impossible(config: JobConfig, choice: MachineChoice) -> Iterator[Fault]:
 def _unreachable(config: JobConfig) -> Iterator[Fault]:
     """Yield a fault for each URI that a replica cannot reach."""
     for key, uri in places(config.checkpoint.uri, config.inputs, config.outputs).items():
-        if key.startswith("inputs.") and addresses.is_beside(str(uri)):
-            continue
-        if uri is not None and (wrong := addresses.in_bucket(uri, "gs")):
+        if wrong := addresses.in_bucket(uri, "gs"):
             is_here = not wrong[0] and "://" not in uri and key.startswith("inputs.")
             hint = wrong[1] + (f"; gcloud storage cp -r {uri} gs://BUCKET/x; {GOES_ALONG}" if is_here else "")
             elsewhere = f"Vertex AI reads and writes Cloud Storage, and `{uri}` is elsewhere"

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
-from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.foreign import text_of
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES
 
@@ -71,13 +71,13 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
         names, cure = ", ".join(config._left_out), 'to pass the word as text, put it into quotes: "false"'
         yield f"{names}: false or null, so the option is left out, and the script's default counts; {cure}"
     if config.script:
-        yield from _script(config, config.script, _text(folder / config.script), several=several)
+        yield from _script(config, config.script, text_of(folder / config.script), several=several)
     if program := config.script or config.task or (config.module and f"{config.module.replace('.', '/')}.py"):
-        yield from _of_platforms(config, program, _text(folder / program))
+        yield from _of_platforms(config, program, text_of(folder / program))
         yield from _elsewhere(config, program, folder)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
         if several and not config.distributed.allow_alone:
-            yield from _meeting(config, entry, _text(folder / entry))
+            yield from _meeting(config, entry, text_of(folder / entry))
         yield from _accelerate(config, entry, folder)
         yield from _launchers(config, entry, folder)
     words = [*config.args, *config.resume_args]
@@ -88,7 +88,7 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
 def _submodules(folder: Path) -> Iterator[str]:
     """Yield a note for each empty git submodule in the folder."""
     top = next((each for each in (folder, *folder.resolve().parents) if (each / ".git").exists()), folder).resolve()
-    for path in map(str.strip, _SUBMODULE.findall(_text(top / ".gitmodules"))):
+    for path in map(str.strip, _SUBMODULE.findall(text_of(top / ".gitmodules"))):
         place = top / path
         if place.is_relative_to(folder.resolve()) and place.is_dir() and not any(place.iterdir()):
             yield f"code: the git submodule `{path}` is empty, and shipped so; git submodule update --init {path}"
@@ -97,7 +97,7 @@ def _submodules(folder: Path) -> Iterator[str]:
 def _packages(config: JobConfig, folder: Path, *, knows_torch: bool) -> Iterator[str]:
     """Yield a note for each list of packages, in a file or in the header of the script, without an installation."""
     for key, wanted in lists_of_packages(config):
-        text = _text(folder / wanted.partition("[")[0])
+        text = text_of(folder / wanted.partition("[")[0])
         read = re.findall(r"^[^#\n]*?\$\{([A-Z0-9_]+)\}", text, re.MULTILINE)
         if lost := ", ".join(sorted({*read} - {*config.secrets, *config.env})):
             yield f"{wanted} reads {lost}: set `secrets: [{lost}]`, unless each node has the variable"
@@ -106,7 +106,7 @@ def _packages(config: JobConfig, folder: Path, *, knows_torch: bool) -> Iterator
     if any(lists_of_packages(config)) or any("install" in line for line in config.setup):
         return
     script = config.script or config.task
-    if script and _lists_packages(_text(folder / script)):
+    if script and _lists_packages(text_of(folder / script)):
         yield f"the header of {script} lists packages, and nothing installs them: set `requirements: {script}`"
     beside = [Path(), *([Path(script).parent] if script else [])]
     found = next((name for each in beside if (folder / (name := each / "requirements.txt")).is_file()), None)
@@ -186,7 +186,7 @@ def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
         plain = name.replace("\\", "/")
         if plain != name and kind_of(folder / plain) == "file":
             yield f"setup: bash drops the backslashes of `{name}`: write `{plain}`"
-        elif "\r\n" in (text := _text(folder / name)) and not (name.endswith((".sh", ".bash")) or _SHELL.match(text)):
+        elif "\r\n" in (text := text_of(folder / name)) and not (name.endswith((".sh", ".bash")) or _SHELL.match(text)):
             yield f"setup: {name} has Windows line ends (CRLF), and fails on a node: sed -i 's/\\r$//' {name}"
 
 
@@ -202,7 +202,7 @@ def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     if "PYTHONPATH" in config.env or any("install" in line for line in config.setup):
         return
     paths = (folder, (folder / script).parent, start)
-    for name in dict.fromkeys(_IMPORTED.findall(_text(folder / script))):
+    for name in dict.fromkeys(_IMPORTED.findall(text_of(folder / script))):
         if any(kind_of(path / f"{name}{end}") for path in paths for end in ("", ".py")) or is_installed(name, folder):
             continue
         for place in sorted(file.parents[1].name for file in folder.glob(f"*/{name}/__init__.py"))[:1]:
@@ -230,14 +230,14 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     if not name.startswith("$") and (PurePath(name).is_absolute() or kind_of(start / name) != "file"):
         yield f"{accelerate.KEY}: deepspeed_config_file names {name}, which is not in the shipped code"
     is_set = config.distributed.accelerate_config or any(name.startswith("ACCELERATE_") for name in config.env)
-    if is_set or not _ACCELERATED.search(_text(folder / script)):
+    if is_set or not _ACCELERATED.search(text_of(folder / script)):
         return
     unread = []
     for place in (each for each in (folder / script).parents if each.is_relative_to(folder)):
         for below in ("", *(each for each in names_in(place, "") if re.search("config|accelerate", each))):
             names = [name for suffix in (".yaml", ".yml", ".json") for name in names_in(place / below, suffix)]
             paths = [place / below / name for name in names]
-            unread += [path.relative_to(folder).as_posix() for path in paths if accelerate.is_settings(_text(path))]
+            unread += [path.relative_to(folder).as_posix() for path in paths if accelerate.is_settings(text_of(path))]
     what = "which `accelerate launch` would"
     if len(unread) > 1:
         yield f"nothing reads {unread[0]}, nor {len(unread) - 1} more, {what}: set `{accelerate.KEY}` to the right file"
@@ -249,7 +249,7 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
 
 def _launchers(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     """Yield notes on what other launchers would read: options among `args`, and a file of variables of DeepSpeed's."""
-    text, words = _text(folder / script), [word.partition("=")[0] for word in config.args if word.startswith("--")]
+    text, words = text_of(folder / script), [word.partition("=")[0] for word in config.args if word.startswith("--")]
     named = {word: word[2:].replace("-", "_") for word in words}
     has_deepspeed = "deepspeed" in text or "--deepspeed" in words
     for launcher in ("torchrun", *(["deepspeed"] if has_deepspeed else [])):
@@ -260,7 +260,7 @@ def _launchers(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     if not has_deepspeed:
         return
     for shown, file in ((".deepspeed_env", folder), ("~/.deepspeed_env", Path.home())):
-        lines = _text(file / ".deepspeed_env").splitlines()
+        lines = text_of(file / ".deepspeed_env").splitlines()
         if lost := {line.partition("=")[0].strip() for line in lines if "=" in line} - config.env.keys():
             yield f"nothing reads {shown}, which `deepspeed` would: set {', '.join(sorted(lost))} under `env`"
 
@@ -298,10 +298,3 @@ def _set_variables(node: ast.AST) -> Iterator[tuple[object, ast.expr]]:
         if isinstance(each, ast.Dict):
             pairs = zip(each.keys, each.values, strict=True)
             yield from ((key.value, value) for key, value in pairs if isinstance(key, ast.Constant))
-
-
-def _text(path: Path) -> str:
-    try:
-        return foreign.read_text(path)
-    except (OSError, ValueError):
-        return ""

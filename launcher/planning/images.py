@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints import foreign
+from cloudtrain.entrypoints.foreign import text_of
 from cloudtrain.entrypoints.format import counted
 
 from ..errors import Fault
@@ -145,7 +145,7 @@ def faults(config: JobConfig, runtime: Runtime | None, gpus: int, folder: Path |
     entry = config.task or config.script or (config.module and f"{config.module.replace('.', '/')}.py") or ""
     compiles = bool(config.task and config.training.compile)
     is_unfit = runtime.compiler == "" or (runtime.compiler == "C" and not gpus)
-    text = "\n".join((_PYTHON_COMMENT.sub("", _text(folder / entry)), *config.args)) if is_unfit else ""
+    text = "\n".join((_PYTHON_COMMENT.sub("", text_of(folder / entry)), *config.args)) if is_unfit else ""
     if is_unfit and (compiles or _COMPILES.search(text)) and not any(map(_BRINGS_COMPILER.search, config.setup)):
         what = "`training.compile`" if compiles else f"torch.compile in {entry}"
         message = f"{what} needs a C{'' if gpus else '++'} compiler, and `{runtime.name}` has none"
@@ -170,7 +170,7 @@ def _pins(wanted: str, folder: Path, runtime: Runtime) -> Iterator[tuple[str, st
 
     with suppress(Refused):  # a fault of the config already
         found = requirements.read(wanted, folder)
-        files = {Path(): found.text, **{path: _text(path) for path in venvs.check(found.text, found.folder)}}
+        files = {Path(): found.text, **{path: text_of(path) for path in venvs.check(found.text, found.folder)}}
         texts = {path: _WHEEL.sub(r"\1==\2", text) for path, text in files.items()}
         bounds = {Path(name).name for text in texts.values() for name in _CONSTRAINTS.findall(text)}
         asked = "\n".join(text for path, text in texts.items() if path.name not in bounds)
@@ -193,13 +193,6 @@ def _is_true(clause: str, python: Version | None) -> bool:
     if name.startswith("python_"):
         return python is not None and operator != "!=" and not _excludes("python", operator + value, python)
     return name in _ON_NODES and operator in ("==", "!=") and (value == _ON_NODES[name]) == (operator == "==")
-
-
-def _text(path: Path) -> str:
-    try:
-        return foreign.read_text(path)
-    except (OSError, ValueError):
-        return ""
 
 
 def _excludes(package: str, wanted: str, torch: Version) -> bool:

@@ -26,6 +26,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Fault
+from ..text import addresses
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.contract import JobSpec
@@ -114,11 +115,12 @@ def unknown_region(backend: str, key: str, region: str | None, as_of: str) -> Fa
     return Fault(message, key=f"{backend}.{key}", hint=hint, is_warning=True)
 
 
-def places(checkpoint: str | None, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the URIs, or paths, of a job's files by the config's keys."""
-    found = {f"inputs.{name}": uri for name, uri in inputs.items()}
+def places(checkpoint: str | None, inputs: Mapping[str, str], outputs: Mapping[str, str]) -> dict[str, str]:
+    """Return the URIs, or paths, of a job's files by the config's keys, without data that goes along."""
+    found = {"checkpoint.uri": checkpoint or ""}
+    found |= {f"inputs.{name}": uri for name, uri in inputs.items() if not addresses.is_beside(uri)}
     found |= {f"outputs.{name}": uri for name, uri in outputs.items()}
-    return {"checkpoint.uri": checkpoint, **found}
+    return {key: uri for key, uri in found.items() if uri}
 
 
 def own_places(config: JobConfig, job_id: str, before: Mapping[str, Any] | None = None) -> JobConfig:
