@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import signal
 import struct
@@ -25,12 +26,27 @@ if TYPE_CHECKING:
 
 # Of users, sites and closed terminals: these may ask a script to save, and end nothing.
 SAVE_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+DEVICES = Path("/dev")
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def cores() -> int:
     """Return how many processor cores this process may use, possibly fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def gpus() -> list[str]:
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES if the variable is set, else all GPUs.
+
+    GPUs have CUDA's ordinals, which count from 0 whatever a container calls the device files; as in CUDA, the
+    variable's list ends at the first -1.
+    """
+    count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir(DEVICES))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None or not count:
+        return [str(ordinal) for ordinal in range(count)]
+    named = itertools.takewhile(lambda gpu: gpu != "-1", map(str.strip, chosen.split(",")))
+    return [gpu for gpu in named if gpu]
 
 
 def completed(argv: list[str], timeout_s: float | None = None, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
-from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, starter, visible_gpus
+from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, starter
 from .records import LocalRef
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ class LocalBackend(Adapter):
         """Return this machine's GPUs, divided evenly among the instances."""
         from .block import Local  # a poll of a job's state needs no config
 
-        gpus = len(visible_gpus())
         price = config.block(Local).price_per_hour
-        each = gpus // config.resources.instances
+        each = len(processes.gpus()) // config.resources.instances
         source = "your own machine" if price is None else "local.price_per_hour"
         return Capacity(each, (price or 0) / 1e6, source, TERMS, is_own=not price, machine="this machine")
 

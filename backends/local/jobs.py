@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
@@ -17,13 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import gpulocks
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.text.extras import install
 
-DEVICES = Path("/dev")
 HERE = "this machine"  # the host's name in the queue's messages
 
 
@@ -35,20 +34,6 @@ def make_own(folder: Path, job: str) -> None:
         message = f"there is a folder of an earlier job named `{job}`, which the registry does not know"
         hint = "choose another --name, or move the folder away"
         raise UsageError(message, where=str(folder), hint=hint) from error
-
-
-def visible_gpus() -> list[str]:
-    """Return the GPUs that this user may take: those of CUDA_VISIBLE_DEVICES if the variable is set, else all GPUs.
-
-    GPUs have CUDA's ordinals, which count from 0 whatever a container calls the device files; as in CUDA, the
-    variable's list ends at the first -1.
-    """
-    there = [name for name in os.listdir(DEVICES) if name.startswith("nvidia") and name[6:].isdigit()]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or not there:
-        return [str(ordinal) for ordinal in range(len(there))]
-    named = itertools.takewhile(lambda gpu: gpu != "-1", (gpu.strip() for gpu in chosen.split(",")))
-    return [gpu for gpu in named if gpu]
 
 
 def interpreter(wanted: str | None, base: Path) -> str:
@@ -107,7 +92,7 @@ def agent_spec(
 
 def share_of_gpus(node: dict[str, Any]) -> dict[str, str]:
     """Return the variable even without a GPU: a node without a share must not take a GPU of another node."""
-    visible = visible_gpus()
+    visible = processes.gpus()
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[number] for number in node["gpus"])}
 
 
@@ -122,7 +107,7 @@ def locks_of(home: Path, body: dict[str, Any]) -> dict[str, Any]:
 
     A job that is not queued shares the GPUs, as ever, and holds the locks that are free.
     """
-    visible, queue = visible_gpus(), body.get("queue")
+    visible, queue = processes.gpus(), body.get("queue")
     values = {f"gpu-{re.sub('[^A-Za-z0-9]+', '-', gpu)}": gpu for gpu in visible}
     chosen = [number for node in body["nodes"] for number in node["gpus"]]
     names = [list(values)[number] for number in chosen] or [gpulocks.MACHINE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from cloudtrain.launcher.planning import render
 
 from ..channel import copies
 from ..channel.calls import Fleet
+from ..cloud import tried
 from . import check
 from .block import Slurm
 from .channel import Done, Login, host_of
@@ -24,6 +26,7 @@ LOCAL = ("ext2/ext3", "xfs", "btrfs", "tmpfs", "ramfs", "overlayfs", "zfs")
 LEAST_PYTHON = (3, 10)
 # Slurm's words for a node's state, without the marks for a node that does not answer or is reserved.
 _FREE, _HELD = ("idle",), ("mix", "alloc", "comp", "resv")
+_tried = partial(tried, lambda doing: nullcontext())
 
 
 def checks(fleet: Fleet, config: JobConfig | None, trial: Callable[[JobConfig], Request]) -> list[Check]:
@@ -87,13 +90,6 @@ def _use(node: str, state: str, gres: str, cores: str, reason: str) -> HostUse:
         return HostUse(node, "node", model, "held", user="Slurm", job=f"{free} of {total} cores are free")
     # down, drained, in maintenance, or a state that this version does not know
     return HostUse(node, "node", model, "broken", detail=f"{state}: {reason}")
-
-
-def _tried(name: str, ask: Callable[[], Check]) -> Check:
-    try:
-        return ask()
-    except CloudtrainError as error:
-        return Check.failed(name, error)
 
 
 def _controller(login: Login) -> Check:

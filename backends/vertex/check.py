@@ -221,29 +221,15 @@ def _spec(spec: Part) -> Iterator[Violation]:
     for index, pool in enumerate(_mappings(spec, "workerPoolSpecs")):
         where = f"{at}[{index}]"
         yield from _pool(pool, index, where)
+        yield from _provisioning(part(pool, "machineSpec"), spec, f"{where}.machineSpec")
         for kind in ("nfsMounts", "lustreMounts"):
             if pool.get(kind) and not (spec.get("network") or spec.get("pscInterfaceConfig")):
                 yield Violation(f"{where}.{kind}", "needs a network that has the server", "set vertex.network")
-    yield from _reservations(spec)
     yield from _scheduling(spec)
     yield from _flex_start(spec)
     yield from _network(spec)
-    yield from _doubts(spec)
     if spec.get("tensorboard") and not spec.get("serviceAccount"):
         yield Violation("jobSpec.serviceAccount", "is required with a tensorboard", "set vertex.service_account")
-
-
-def _reservations(spec: Part) -> Iterator[Violation]:
-    """Yield the settings that a reservation excludes. Source: the page "Use reservations with training"."""
-    strategy = part(spec, "scheduling").get("strategy")
-    for index, pool in enumerate(_mappings(spec, "workerPoolSpecs")):
-        kind = part(part(pool, "machineSpec"), "reservationAffinity").get("reservationAffinityType")
-        is_reserved = kind in ("ANY_RESERVATION", "SPECIFIC_RESERVATION")
-        at = f"jobSpec.workerPoolSpecs[{index}].machineSpec.reservationAffinity"
-        if is_reserved and strategy in ("SPOT", "FLEX_START"):
-            yield Violation(at, f"{strategy} cannot use machines of a reservation", "keep one of the two")
-        elif is_reserved and spec.get("persistentResourceId"):
-            yield Violation(at, "a persistent resource has machines of its own", "keep one of the two")
 
 
 def _scheduling(spec: Part) -> Iterator[Violation]:
@@ -292,20 +278,27 @@ def _network(spec: Part) -> Iterator[Violation]:
         yield Violation("jobSpec.reservedIpRanges", "needs a network", "set vertex.network")
 
 
-def _doubts(spec: Part) -> Iterator[Violation]:
-    """Yield warnings about scarce machines. Source: configure-compute, and Compute Engine's page on A3 machines."""
-    strategy = part(spec, "scheduling").get("strategy")
-    for index, pool in enumerate(_mappings(spec, "workerPoolSpecs")):
-        machine, at = part(pool, "machineSpec"), f"jobSpec.workerPoolSpecs[{index}].machineSpec"
-        kind, is_reserved = machine.get("machineType"), "reservationAffinity" in machine
-        if machine.get("acceleratorType") == "NVIDIA_TESLA_P100":
-            message = "Google's support of P100 ended on 2026-09-15"
-            yield Violation(f"{at}.acceleratorType", message, "T4 or V100", is_warning=True)
-        if kind in _SMALL_A3 and strategy not in ("SPOT", "FLEX_START"):
-            message = f"{kind} is available only by spot and flex start"
-            yield Violation(f"{at}.machineType", message, "set resources.spot, or vertex.scheduling", is_warning=True)
-        if kind == "a4x-highgpu-4g" and not is_reserved:
-            yield Violation(f"{at}.machineType", f"{kind} is available only by reservation", "vertex.reservation", True)
+def _provisioning(machine: Part, spec: Part, at: str) -> Iterator[Violation]:
+    """Yield the settings that a reservation excludes, and warnings about scarce machines.
+
+    Source: the page "Use reservations with training", configure-compute, and Compute Engine's page on A3 machines.
+    """
+    strategy, kind = part(spec, "scheduling").get("strategy"), machine.get("machineType")
+    affinity = part(machine, "reservationAffinity").get("reservationAffinityType")
+    if affinity in ("ANY_RESERVATION", "SPECIFIC_RESERVATION") and strategy in ("SPOT", "FLEX_START"):
+        message = f"{strategy} cannot use machines of a reservation"
+        yield Violation(f"{at}.reservationAffinity", message, "keep one of the two")
+    elif affinity in ("ANY_RESERVATION", "SPECIFIC_RESERVATION") and spec.get("persistentResourceId"):
+        message = "a persistent resource has machines of its own"
+        yield Violation(f"{at}.reservationAffinity", message, "keep one of the two")
+    if machine.get("acceleratorType") == "NVIDIA_TESLA_P100":
+        message = "Google's support of P100 ended on 2026-09-15"
+        yield Violation(f"{at}.acceleratorType", message, "T4 or V100", is_warning=True)
+    if kind in _SMALL_A3 and strategy not in ("SPOT", "FLEX_START"):
+        message = f"{kind} is available only by spot and flex start"
+        yield Violation(f"{at}.machineType", message, "set resources.spot, or vertex.scheduling", is_warning=True)
+    if kind == "a4x-highgpu-4g" and "reservationAffinity" not in machine:
+        yield Violation(f"{at}.machineType", f"{kind} is available only by reservation", "vertex.reservation", True)
 
 
 def _pool(pool: Part, index: int, at: str) -> Iterator[Violation]:

@@ -7,9 +7,7 @@ entrypoints/stores/gcs.py and bucket_boot.py, and any other call with 501: the s
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -190,7 +188,7 @@ class _Store:
         return self.root.joinpath(*parts)
 
     def item(self, bucket: str, key: str) -> dict[str, Any]:
-        """Return the object's resource, with size, MD5, generation and metadata. Raises _Unfit."""
+        """Return the object's resource, with size, generation and metadata. Raises _Unfit."""
         path = self.path(bucket, key)
         if not path.is_file():
             raise _Unfit(404, f"No such object: {bucket}/{key}")
@@ -198,7 +196,6 @@ class _Store:
         return {
             "name": key,
             "size": str(written.st_size),
-            "md5Hash": base64.b64encode(_md5(path.read_bytes())).decode(),
             "generation": str(written.st_mtime_ns),
             "updated": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(written.st_mtime)),
             "metadata": self.about.get(f"{bucket}/{key}", {}),
@@ -219,8 +216,6 @@ class _Store:
         path = self.path(bucket, answer["name"])
         if query.get("ifGenerationMatch") == "0" and path.exists():
             raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
-        if answer.get("md5Hash") not in (None, base64.b64encode(_md5(data)).decode()):
-            raise _Unfit(400, "Provided MD5 hash does not match the calculated one.")
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.root / f".{secrets.token_hex(8)}"
         partial.write_bytes(data)
@@ -282,7 +277,6 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.store.path(bucket, key).read_bytes()
         begin = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
         headers = {
-            "X-Goog-Hash": f"md5={about['md5Hash']}",
             "X-Goog-Generation": about["generation"],
             "X-Goog-Stored-Content-Length": about["size"],
             "Last-Modified": formatdate(usegmt=True),
@@ -352,7 +346,3 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
-
-
-def _md5(data: bytes) -> bytes:
-    return hashlib.md5(data, usedforsecurity=False).digest()

@@ -138,6 +138,8 @@ def _rehearse(
     overrides: Overrides, wish: RehearsalOptions, nodes: int, nproc: int | None, *, as_json: bool
 ) -> dict[str, Any]:
     """Prepare the job as a submit does, rehearse it at this machine's size, print the verdict, return its JSON."""
+    from cloudtrain.entrypoints import processes
+
     from ..advice import proofs, taskcode
     from ..advice.preparing import prepare
     from ..rehearsal import rehearsing
@@ -157,7 +159,7 @@ def _rehearse(
         whole = prepare(config, overrides.file, own / "bundles", dry=False)
         given = f"with {', '.join(config.secrets)}" if config.secrets else "without its keys"
         taskcode.tell_once((whole.config_file.parent / config.code.dir).resolve(), given)
-        chosen = rehearsing.choose_scale(config, whole.plan, nodes, nproc, rehearsing.gpus_here())
+        chosen = rehearsing.choose_scale(config, whole.plan, nodes, nproc, processes.gpus())
         named = config.checkpoint.resume if config.checkpoint.resume not in ("auto", "never") else None
         afresh = ("checkpoint.resume=auto",) if named else ()  # the sandbox has no other job's files
         shown = replace(overrides, settings=(*overrides.settings, *chosen.settings, *afresh))

@@ -54,7 +54,9 @@ class LocalData:
 
     def hashes(self) -> dict[str, str]:
         """Return the sha256 of each file. Raises OSError; a file is read again after a change only."""
-        return {name: _hash(*_state(self.folder / name)) for name in self.sizes}
+        paths = {name: self.folder / name for name in self.sizes}
+        stats = {name: path.stat() for name, path in paths.items()}
+        return {name: _hash(paths[name], each.st_size, each.st_mtime_ns, each.st_ino) for name, each in stats.items()}
 
     def digest(self) -> str:
         """Return the hash of all names and contents. Raises OSError."""
@@ -64,11 +66,6 @@ class LocalData:
 @functools.lru_cache(maxsize=1 << 17)
 def _hash(path: Path, *state: int) -> str:
     return foreign.sha256_of(path)
-
-
-def _state(path: Path) -> tuple[Path, int, int, int]:
-    about = path.stat()
-    return path, about.st_size, about.st_mtime_ns, about.st_ino
 
 
 def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobConfig, list[str]]:

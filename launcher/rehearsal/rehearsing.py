@@ -34,7 +34,6 @@ from .judging import Verdict
 from .stage import Rehearsal, RehearsalOptions, Rehearsed, Stage, Stored
 from .starts import Account
 
-DEVICES = Path("/dev")
 HINT_S = 15.0  # without a step by then, a hint on event lines is printed
 ENVIRONMENTS = "rehearsed"  # below the home folder: environments built from `requirements`
 _OF_PIP = re.compile(r"PIP_\w+|https?_proxy|no_proxy|SSL_CERT_FILE", re.IGNORECASE)
@@ -60,15 +59,6 @@ class Scale:
     def threads(self) -> int:
         """Return the number of CPU threads for each rank."""
         return max(1, processes.cores() // self.ranks)
-
-
-def gpus_here() -> list[str]:
-    """Return the GPUs that this process may use, by CUDA's numbers."""
-    count = sum(name.startswith("nvidia") and name[6:].isdigit() for name in os.listdir(DEVICES))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None or not count:
-        return [str(number) for number in range(count)]
-    return [each.strip() for each in itertools.takewhile(lambda one: one.strip() != "-1", chosen.split(",")) if each]
 
 
 def choose_scale(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:

@@ -242,7 +242,7 @@ def test_gpus_are_the_users_own_and_never_shared(
     """Each node gets its share of CUDA_VISIBLE_DEVICES, and no GPU if there are too few for all nodes."""
     for name in ("nvidia3", "nvidia5", "nvidia6", "nvidia7", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
-    monkeypatch.setattr(jobs, "DEVICES", tmp_path)
+    monkeypatch.setattr(processes, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
@@ -255,9 +255,9 @@ def test_gpus_are_the_users_own_and_never_shared(
 
 def test_variable_alone_makes_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A CUDA_VISIBLE_DEVICES of a profile does not count on a machine without a GPU."""
-    monkeypatch.setattr(jobs, "DEVICES", tmp_path)
+    monkeypatch.setattr(processes, "DEVICES", tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert jobs.visible_gpus() == []
+    assert processes.gpus() == []
 
 
 SMALL_MIB = 4  # room for the code that a node gets, and little more

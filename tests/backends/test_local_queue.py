@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.backends.local import jobs
+from cloudtrain.entrypoints import processes
 from cloudtrain.entrypoints.agent import gpulocks
 from cloudtrain.entrypoints.agent.coordinate import Desired
 from cloudtrain.entrypoints.agent.queue_wait import QueueWait
@@ -62,7 +63,7 @@ def test_each_node_gets_its_share_of_the_free_gpus(tmp_path: Path, monkeypatch: 
     """The job takes any free GPUs at its turn, and the nodes of this machine share them."""
     for number in range(4):
         (tmp_path / f"nvidia{number}").touch()
-    monkeypatch.setattr(jobs, "DEVICES", tmp_path)
+    monkeypatch.setattr(processes, "DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     nodes = [{"node": 0, "gpus": [0]}, {"node": 1, "gpus": [1]}]
     terms = {"priority": 50, "preempt": False, "max_wait_s": None}
