@@ -216,10 +216,7 @@ def unsupported(config: JobConfig, vendor: str, *, outputs_of: str = "a job") ->
 
 
 def require_empty(used: Callable[..., Iterable[str]], name: str, *places: str | None) -> None:
-    """Raise ConfigError if a place of a job's first attempt `name` holds files. Places that cannot be read pass.
-
-    `used(uri, doing, use)` is the backend's `files.used`.
-    """
+    """Raise ConfigError if a place of a first attempt `name` holds files, by `files.used`; unreadable places pass."""
     for uri in filter(None, places) if name.endswith("-1") else ():
         names: Iterable[str] = ()
         with suppress(CloudtrainError):

@@ -200,10 +200,7 @@ def lines(azure: RunHistory, ref: JobRef, cursor: Cursor | None, nodes: Chosen, 
 
 
 def stop(azure: RunHistory, ref: JobRef, *, now: bool) -> None:
-    """Ask Azure to cancel the job; Azure signals the containers, which save, and kills them later.
-
-    `now` makes no difference there.
-    """
+    """Ask Azure to cancel the job: the containers get a signal, save, and are killed later, with `now` or without."""
     handle = AzureMLRef.load(ref)
     access = AzureAccess(handle.workspace, azure)
     with api.answers(f"stop {handle.name}"):

@@ -50,10 +50,7 @@ _KEYS = {
 
 
 def faults(body: dict[str, Any], region: str | None = None) -> Iterator[Fault]:
-    """Yield the faults of the request, each under the config's key that sets the field, else under `sagemaker.raw`.
-
-    `region`: of the job, which the request does not name.
-    """
+    """Yield the request's faults under the keys that set the fields, else `sagemaker.raw`; `region`: the job's."""
     for path, message, is_warning in violations(body):
         yield Fault(f"{path}: {message}", key_of(path, _KEYS, "sagemaker.raw"), is_warning=is_warning)
     for path, message, hint in (*_between(body), *_image(body, region)):

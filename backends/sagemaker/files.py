@@ -102,10 +102,7 @@ def inputs_of(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def look(access: AwsAccess, name: str, uri: str) -> Check:
-    """Return whether the input's address has its file or folder, and which names beside begin as the address does.
-
-    Without the right to list the bucket, only the job can tell.
-    """
+    """Return whether the input's address has its file or folder, and which names beside begin as the address does."""
     what = f"input {name}"
     if addresses.ACCESS_POINT.match(uri):
         return Check(what, "warn", f"{uri}, an access point, which only the job can list", "nothing, if it works")

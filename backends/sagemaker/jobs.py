@@ -153,10 +153,7 @@ def lines(clients: AwsClients, ref: JobRef, cursor: Cursor | None, nodes: Chosen
 
 
 def stop(clients: AwsClients, ref: JobRef, *, now: bool) -> None:
-    """Ask SageMaker to stop the job; SageMaker signals the containers, which save, and kills them after 120 s.
-
-    `now` makes no difference there.
-    """
+    """Ask SageMaker to stop the job: the containers get a signal, save, and are killed after 120 s, also with `now`."""
     handle = SageMakerRef.load(ref)
     access = AwsAccess.of(handle, clients)
     with api.answers(f"stop {handle.name}"):

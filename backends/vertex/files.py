@@ -39,10 +39,7 @@ def used(google: Google, handle: VertexRef | VertexSending, uri: str, doing: str
 
 
 def region_of(access: VertexAccess, uri: str) -> str | None:
-    """Return the bucket's region, None after a 403: the upload reports missing permissions.
-
-    Raises ConfigError if the bucket does not exist.
-    """
+    """Return the bucket's region, None after a 403, which the upload reports. Raises ConfigError without a bucket."""
     bucket = in_bucket(uri)[0]
     with api.answers(f"look at the bucket {bucket}", needs=ROLE):
         try:

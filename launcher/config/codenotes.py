@@ -172,10 +172,7 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
 
 
 def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
-    """Yield a note for each path of Windows, and for each file of `setup` that bash misreads.
-
-    The packing has the notes on known scripts.
-    """
+    """Yield a note for each path of Windows, and for each file of `setup` that bash misreads (scripts: the packing)."""
     for word in (*config.args, *config.resume_args):
         path = word.rpartition("=")[2]
         if "\\" in path and kind_of(folder / (plain := path.replace("\\", "/"))):

@@ -202,10 +202,7 @@ def _store(code: _Code, into: Path) -> tuple[str, str, int]:
 
 
 def _write(code: _Code, out: IO[bytes] | None) -> tuple[str, str, int]:
-    """Write the archive to `out`, if given; return its sha256, the sha256 of all files but `apart`, and its bytes.
-
-    Raises OSError, and ConfigError if a file holds a secret.
-    """
+    """Write the archive to `out`; return its hash, the hash of all files but `apart`, its bytes. Raises as `pack`."""
     counted, hashed = _Hashing(out), hashlib.sha256()
     with gzip.GzipFile(filename="", mode="wb", fileobj=counted, mtime=0, compresslevel=LEVEL) as packed:
         tar = _Tar(packed)

@@ -17,10 +17,7 @@ _LABEL = re.compile(r" *\S+(?: \S+)* {2,}(?=\S)")
 
 
 def width(stream: TextIO | None = None) -> int | None:
-    """Return the terminal's columns; None if the stream (default: standard output) is not a terminal.
-
-    The variable COLUMNS, if set, wins over the terminal.
-    """
+    """Return COLUMNS, else the terminal's columns; None if the stream (default: standard output) is no terminal."""
     out = stream or sys.stdout
     columns = _measured(out, "COLUMNS", 0) if out.isatty() else None
     return None if columns is None else max(TINY, columns)

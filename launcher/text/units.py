@@ -149,10 +149,7 @@ def size(count: float) -> str:
 
 
 def clock(time_s: float, now_s: float) -> str:
-    """Return a local time: `14:05`; within ten minutes of now `14:05:30`; on a different day `24 Nov 14:05`.
-
-    Returns `far away` if the platform cannot represent the time.
-    """
+    """Return a local time: `14:05`, within ten minutes `14:05:30`, on another day `24 Nov 14:05`, else `far away`."""
     try:
         there, here = time.localtime(time_s), time.localtime(now_s)
     except (OverflowError, ValueError, OSError):
