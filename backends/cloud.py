@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.errors import HELD
@@ -67,12 +67,19 @@ class CloudRef(StoredRecord):
 class CloudAdapter(Adapter):
     """A cloud's backend: the platform has the lines, and the cloud's store has the files of jobs."""
 
+    CONNECTIONS: tuple[str, str]
+    """The module and the class of what all calls to the cloud share."""
     REF: type[CloudRef]
     """The handle of a job."""
     NO_CHECKPOINTS = ("", "")
     """The message and the hint for a job whose checkpoints are outside the cloud's store."""
     MAY_BE_EMPTY = False
     """Whether a download of no checkpoint at all is fine."""
+
+    @cached_property
+    def connections(self) -> Any:
+        """What all calls to the cloud share, made on first use."""
+        return self.duty(*self.CONNECTIONS)()
 
     quotes = handed(Priced.quotes, "prices")
     serving = handed(Serves.serving, "serving", "files", is_pure=True)

@@ -5,7 +5,6 @@ A dry run imports only the modules that plan and render. A command imports the m
 
 from __future__ import annotations
 
-from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from .records import AzureMLRef, AzureMLSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-
-    from .status import RunHistory
 
 CANCEL_S = 60  # from the end of limits.timeout until the containers have gone; an assumption: Azure documents no figure
 LEAD_S = 300  # for image and mounts before our clock begins, if limits.timeout counts them: Azure documents no rule
@@ -33,15 +30,8 @@ MINIMUM_BILL_S = 60  # a virtual machine's first minute, as a bound: bills go by
 class AzureMLBackend(CloudAdapter):
     """The backend of the name `azureml`; holds the connections to Azure and the runs' newest answers."""
 
-    FOLDER, REF = __package__, AzureMLRef
+    FOLDER, CONNECTIONS, REF = __package__, ("status", "RunHistory"), AzureMLRef
     NO_CHECKPOINTS = ("the job has no checkpoint folder in the datastore", "`cloudtrain artifacts` has its files")
-
-    @cached_property
-    def connections(self) -> RunHistory:
-        """The connections, with the runs' newest answers."""
-        from .status import RunHistory
-
-        return RunHistory()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: our table has no prices of spot machines."""

@@ -49,11 +49,7 @@ SETTLE_S = 5.0  # until a request whose sender has died becomes visible
 
 
 def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
-    """Check the compute and the datastore, send the job, and return its handle.
-
-    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
-    and `find` can later tell whether the job exists.
-    """
+    """Check the compute and the datastore, send the job, and return its handle. Raises as `Backend.send`."""
     from .request import SENT, encoded  # few users of this module need the functions
 
     plan, owner = AzureMLSending.load(request.sending), identity(shipment.home)

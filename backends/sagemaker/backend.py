@@ -5,7 +5,6 @@ A dry run imports only the modules that plan and render. jobs.py, which calls AW
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
-    from .api import AwsClients
-
 # SageMaker bills from TrainingStartTime to TrainingEndTime. MaxRuntimeInSeconds limits the sum over all attempts that
 # SageMaker makes (botocore's model of StoppingCondition and RetryStrategy, 2026-10; facts of 2026-10).
 GRACE_S = 120  # between the signal at the limit and the kill, by the same source
@@ -37,14 +34,8 @@ LATE_S = 15.0  # from a job's end to its last line in CloudWatch, if a container
 class SageMakerBackend(CloudAdapter):
     """The backend of the name `sagemaker`; holds the clients of AWS's services."""
 
-    FOLDER, REF, MAY_BE_EMPTY = __package__, SageMakerRef, True
-
-    @cached_property
-    def connections(self) -> AwsClients:
-        """The clients, each made on first use."""
-        from .api import AwsClients
-
-        return AwsClients()
+    FOLDER, CONNECTIONS = __package__, ("api", "AwsClients")
+    REF, MAY_BE_EMPTY = SageMakerRef, True
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""

@@ -35,11 +35,7 @@ _JOB_URI = re.compile(r"(?P<folder>s3://.+/jobs/(?P<job>[^/]+))/attempt-(?P<numb
 
 
 def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
-    """Upload missing files, claim the job's name, and start the job.
-
-    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
-    and `find` can later tell whether the job exists.
-    """
+    """Upload missing files, claim the job's name, and start the job. Raises as `Backend.send`."""
     plan, owner = SageMakerSending.load(request.sending), identity(shipment.home)
     access, handle = AwsAccess.of(plan, clients), _ref(request, owner)
     shipment.sending.prepares()

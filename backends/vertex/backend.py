@@ -5,7 +5,6 @@ A dry run imports only the modules that plan and render. A command imports the m
 
 from __future__ import annotations
 
-from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
 
-    from .logs import LogReader
-
 TAIL_S = 60  # from scheduling.timeout until the replicas have gone; an assumption, because Google documents no figure
 LEAD_S = 300  # for the image, before our clock begins, in case the timeout counts the pull: Google documents no rule
 UNIT_S = 30  # training is billed in steps of 30 s: cloud.google.com/vertex-ai/pricing, 2026-10
@@ -38,16 +35,9 @@ LATE_S = 30.0  # from a job's end until Cloud Logging has its last lines, if a c
 class VertexBackend(CloudAdapter):
     """The backend of the name `vertex`; holds the connections to Google and the feeds of lines."""
 
-    FOLDER, REF = __package__, VertexRef
+    FOLDER, CONNECTIONS, REF = __package__, ("logs", "LogReader"), VertexRef
     NO_CHECKPOINTS = ("the job's checkpoints are not in Cloud Storage", "copy them with their store's own tools")
     quotes = handed(Priced.quotes, "prices_list")
-
-    @cached_property
-    def connections(self) -> LogReader:
-        """The connections, with the readers' common feeds."""
-        from .logs import LogReader
-
-        return LogReader()
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine's capacity and the price of its provisioning: standard, spot, flex start, reserved."""

@@ -54,11 +54,7 @@ CREATE_S = 60.0
 
 
 def send(google: Google, request: Request, shipment: Shipment) -> JobRef:
-    """Upload missing files, claim the job's name, and start the job.
-
-    Raises CredentialError, CapacityError, ConfigError or UsageError; raises UnreachableError if the start is uncertain,
-    and `find` can later tell whether the job exists.
-    """
+    """Upload missing files, claim the job's name, and start the job. Raises as `Backend.send`."""
     plan, owner = VertexSending.load(request.sending), identity(shipment.home)
     access = VertexAccess.of(plan, google)
     shipment.sending.prepares()

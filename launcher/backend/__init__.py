@@ -287,7 +287,10 @@ class Backend(Protocol):
         """Return the faults for which the vendor would refuse the request."""
 
     def send(self, request: Request, shipment: Shipment) -> JobRef:
-        """Start the job. Raises CredentialError, CapacityError, UnreachableError, ConfigError."""
+        """Start the job. Raises CredentialError, CapacityError, ConfigError or UsageError.
+
+        Raises UnreachableError if the start is uncertain, and `find` can later tell whether the job exists.
+        """
 
     def find(self, request: Request, home: Path) -> JobRef | None:
         """Return the job with the request's name on the platform, or None.

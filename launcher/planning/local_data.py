@@ -128,12 +128,6 @@ def data_at(path: Path) -> LocalData:
     return LocalData(path, False, {name: (path / name).stat().st_size for name in names})
 
 
-def places_here(config: JobConfig, base: Path) -> dict[str, Path]:
-    """Return the local paths of the inputs that go along, by name."""
-    along = {name: uri for name, uri in config.inputs.items() if addresses.path_of(uri) != uri}
-    return {name: (base / addresses.path_of(uri)).resolve() for name, uri in along.items()}
-
-
 def as_submitted(base: Path, name: str, uri: str) -> tuple[LocalData, dict[str, str]]:
     """Return the files of an input with a hash, and the files' own hashes. Raises ConfigError if the files differ."""
     where, hint = addresses.path_of(uri), f"--set inputs.{name}={addresses.path_of(uri)} takes the data of today"

@@ -25,9 +25,9 @@ from ..backend_table import DEFAULT, traits
 from ..config.schema import JobConfig
 from ..errors import ConfigError, UsageError
 from ..plan import Plan
-from ..planning import local_data
 from ..planning.prepare import Prepared
 from ..planning.request_rules import own_places
+from ..text import addresses
 from ..text.extras import install
 from . import judging, sandbox, starts
 from .judging import Verdict
@@ -221,6 +221,9 @@ def _start(
         job = request.name.rpartition("-")[0]
         config = own_places(prepared.config, job)
         request = prepared.backend.request(prepared.plan, config, job, number, prepared.bundle.sha256)
+    paths = {name: addresses.path_of(uri) for name, uri in prepared.config.inputs.items()}
+    base = prepared.config_file.parent
+    along = {name: (base / path).resolve() for name, path in paths.items() if path != prepared.config.inputs[name]}
     variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
     tried: dict[str, object] = {"hold_at": hold_at, "leave_at": leave_at}
     # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in a real run.
@@ -238,11 +241,11 @@ def _start(
         kept=kept,
         number=number,
         addresses=work.addresses,
-        inputs={**local_data.places_here(prepared.config, prepared.config_file.parent), **wish.inputs},
+        inputs={**along, **wish.inputs},
         gpus=work.scale.gpus,
         service=work.service(kept),
         has_own_places=sandbox.mode() != "none",
-        base=prepared.config_file.parent.absolute(),
+        base=base.absolute(),
         variables=variables,
         secrets=work.secrets,
     )

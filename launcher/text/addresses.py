@@ -29,10 +29,8 @@ _SPELLINGS = (
     (r"(?:(?i:s3[an]?):/*(?:arn:aws[a-z-]*:s3:::)?|arn:aws[a-z-]*:s3:::)([^/].*)", "s3"),
     (r"https?://(?:s3[.-][^/]*amazonaws\.com/(.+)|(.+)\.s3[.-][^/]*amazonaws\.com(/.*)?)", "s3"),
     (r"(?i:gs|gcs):/*([^/].*)|/gcs/(.+)", "gs"),
-    (
-        r"https?://(?:storage\.(?:googleapis|cloud\.google)\.com|console\.cloud\.google\.com/storage/browser)/([^?;]+).*",
-        "gs",
-    ),
+    (r"https?://storage\.(?:googleapis|cloud\.google)\.com/([^?;]+).*", "gs"),
+    (r"https?://console\.cloud\.google\.com/storage/browser/([^?;]+).*", "gs"),
 )
 
 
