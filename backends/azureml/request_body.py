@@ -48,9 +48,8 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
     none, which the SDK also takes from that folder. The job's name is in the URL, not in the body.
     """
     environment = job["environment"]
-    if isinstance(environment, Mapping):
-        environment_id: str | None = f"{workspace}/environments/{_ANONYMOUS}/versions/{{hash}}"
-    else:
+    environment_id: str | None = f"{workspace}/environments/{_ANONYMOUS}/versions/{{hash}}"
+    if not isinstance(environment, Mapping):
         environment_id = _asset_id(environment, "environments", workspace, local=environment)
     body = {
         "description": job.get("description"),
@@ -75,7 +74,7 @@ def body_of(job: Job, workspace: str = WORKSPACE) -> dict[str, Any]:
         "resources": _made(job, "resources", _resources),
         "jobType": "Command",
     }
-    return {"properties": _present(body)}
+    return {"properties": _present(**body)}
 
 
 def duration(seconds: int) -> str:
@@ -93,7 +92,7 @@ def _made(job: Job, name: str, make: Callable[[Job], dict[str, Any]]) -> dict[st
     return None if job.get(name) is None else make(job[name])
 
 
-def _present(fields: dict[str, Any]) -> dict[str, Any]:
+def _present(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -125,43 +124,37 @@ def _input(value: Any, workspace: str) -> dict[str, Any]:
     kind, mode = value.get("type", "uri_folder").lower(), value.get("mode")
     assets = "models" if kind in ("mlflow_model", "custom_model") else "data"
     return _present(
-        {
-            "jobInputType": kind,
-            "mode": _MODES[mode.lower()] if mode else None,
-            "uri": _asset_id(value.get("path"), assets, workspace, local=value.get("path")),
-        }
+        jobInputType=kind,
+        mode=_MODES[mode.lower()] if mode else None,
+        uri=_asset_id(value.get("path"), assets, workspace, local=value.get("path")),
     )
 
 
 def _output(value: Job) -> dict[str, Any]:
     mode = value.get("mode")
     return _present(
-        {
-            "jobOutputType": value.get("type", "uri_folder").lower(),
-            "mode": _MODES[mode.lower()] if mode else None,
-            "uri": value.get("path"),
-            "assetName": value.get("name"),
-            "assetVersion": value.get("version"),
-        }
+        jobOutputType=value.get("type", "uri_folder").lower(),
+        mode=_MODES[mode.lower()] if mode else None,
+        uri=value.get("path"),
+        assetName=value.get("name"),
+        assetVersion=value.get("version"),
     )
 
 
 def _identity(identity: Job) -> dict[str, Any]:
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", identity["type"]).lower()
     ids = {"clientId": identity.get("client_id"), "objectId": identity.get("object_id")}
-    return _present({"identityType": _IDENTITIES[kind], **ids})
+    return _present(identityType=_IDENTITIES[kind], **ids)
 
 
 def _service(service: Job) -> dict[str, Any]:
-    own = _present({"logDir": service.get("log_dir"), "sshPublicKeys": service.get("ssh_public_keys")})
+    own = _present(logDir=service.get("log_dir"), sshPublicKeys=service.get("ssh_public_keys"))
     properties = {**service.get("properties", {}), **own}
     return _present(
-        {
-            "jobServiceType": _SERVICES.get(service.get("type", "").lower()),
-            "nodes": {"nodesValueType": "All"} if service.get("nodes") else None,
-            "port": service.get("port"),
-            "properties": properties or service.get("properties"),
-        }
+        jobServiceType=_SERVICES.get(service.get("type", "").lower()),
+        nodes={"nodesValueType": "All"} if service.get("nodes") else None,
+        port=service.get("port"),
+        properties=properties or service.get("properties"),
     )
 
 
@@ -180,12 +173,8 @@ def _limits(limits: Job) -> dict[str, Any]:
 
 def _queue(settings: Job) -> dict[str, Any]:
     tier, priority = settings.get("job_tier"), settings.get("priority")
-    return _present(
-        {
-            "jobTier": tier.capitalize() if tier else None,
-            "priority": _PRIORITIES[priority.lower()] if priority else None,
-        }
-    )
+    rank = _PRIORITIES[priority.lower()] if priority else None
+    return _present(jobTier=tier.capitalize() if tier else None, priority=rank)
 
 
 def _resources(resources: Job) -> dict[str, Any]:

@@ -57,55 +57,35 @@ _PASSING = re.compile(
     r"kex_exchange_identification|ssh_exchange_identification|banner exchange|Connection reset by"
     rf"|Connection closed by|Broken pipe|session open refused|stdio forwarding failed|{BROKEN}",
 )
-_FAULTS: tuple[tuple[str, type[CloudtrainError], str, str], ...] = (
-    (
-        "REMOTE HOST IDENTIFICATION HAS CHANGED",
-        CredentialError,
-        "its host key has changed",
-        "ask whether the host was set up again; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
-    ),
-    (
-        "Host key verification failed|No .* host key is known",
-        CredentialError,
-        "its host key is not known here",
-        "connect once by hand, `{by_hand}`, and compare the key's fingerprint (or ssh.accept_new_host_keys: true)",
-    ),
-    (
-        "Permission denied|Too many authentication failures",
-        CredentialError,
-        REFUSED,
-        (
-            "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`; if the login asks "
-            "a question (a second factor), log in once with ControlMaster, ControlPath and ControlPersist in ssh's "
-            "configuration, or run cloudtrain on the login node (a slurm block without `login`)"
-        ),
-    ),
-    (
-        "Temporary failure in name resolution",
-        UnreachableError,
-        "its name cannot be looked up now",
-        "is this machine on the network?",
-    ),
-    (
-        "Could not resolve hostname",
-        ConfigError,
-        "the name cannot be resolved",
-        "fix ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
-    ),
-    (
-        "hostname contains invalid characters|Bad configuration option|Can't open user config file|terminating, .* bad",
-        ConfigError,
-        "ssh rejects this name or its configuration",
-        "fix ssh.hosts or ssh's configuration",
-    ),
-    ("Connection refused", UnreachableError, "nothing listens there", "is sshd running, and on this port?"),
-    (
-        "timed out|No route to host|Network is unreachable|no connection within",
-        UnreachableError,
-        "it does not answer",
-        "is it up, and is the way to it (VPN, bastion) open?",
-    ),
+_CHANGED, _UNKNOWN = "its host key has changed", "its host key is not known here"
+_REJECTED = "ssh rejects this name or its configuration"
+_FAULTS: tuple[tuple[str, type[CloudtrainError], str], ...] = (
+    ("REMOTE HOST IDENTIFICATION HAS CHANGED", CredentialError, _CHANGED),
+    ("Host key verification failed|No .* host key is known", CredentialError, _UNKNOWN),
+    ("Permission denied|Too many authentication failures", CredentialError, REFUSED),
+    ("Temporary failure in name resolution", UnreachableError, "its name cannot be looked up now"),
+    ("Could not resolve hostname", ConfigError, "the name cannot be resolved"),
+    ("hostname contains invalid characters|Bad configuration option", ConfigError, _REJECTED),
+    ("Can't open user config file|terminating, .* bad", ConfigError, _REJECTED),
+    ("Connection refused", UnreachableError, "nothing listens there"),
+    ("timed out|No route to host|Network is unreachable|no connection within", UnreachableError, "it does not answer"),
 )
+_CURES = {
+    _CHANGED: "ask whether the host was set up again; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
+    _UNKNOWN: (
+        "connect once by hand, `{by_hand}`, and compare the key's fingerprint (or ssh.accept_new_host_keys: true)"
+    ),
+    REFUSED: (
+        "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`; if the login asks "
+        "a question (a second factor), log in once with ControlMaster, ControlPath and ControlPersist in ssh's "
+        "configuration, or run cloudtrain on the login node (a slurm block without `login`)"
+    ),
+    "its name cannot be looked up now": "is this machine on the network?",
+    "the name cannot be resolved": "fix ssh.hosts, or give the name an address: a `Host` entry in ssh's configuration",
+    _REJECTED: "fix ssh.hosts or ssh's configuration",
+    "nothing listens there": "is sshd running, and on this port?",
+    "it does not answer": "is it up, and is the way to it (VPN, bastion) open?",
+}
 
 
 def argv(host: Host, socket: Path, *more: str, is_terminal: bool = False) -> list[str]:
@@ -297,9 +277,9 @@ def _folder() -> Path:
 def fault_of(words: str, name: str, by_hand: str) -> CloudtrainError:
     """Return the error for ssh's output about the host; `by_hand` is the command that a user types to log in."""
     last = last_words(words) or "ssh ended without a message"
-    for pattern, kind, what, cure in _FAULTS:
+    for pattern, kind, what in _FAULTS:
         if re.search(pattern, words, re.IGNORECASE):
-            return kind(f"{name}: {what}: {last}", hint=cure.format(name=name, by_hand=by_hand))
+            return kind(f"{name}: {what}: {last}", hint=_CURES[what].format(name=name, by_hand=by_hand))
     return UnreachableError(f"{name} cannot be reached: {last}", hint=f"try it by hand: {by_hand}")
 
 

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import notes_of
+from cloudtrain.launcher.planning.request_rules import listed, notes_of
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
@@ -189,9 +189,10 @@ def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool
     Debug and profiler rules with machines of their own run beside the job, and no price counts the machines.
     """
     yield from render.changed(planned, body, _PLANNED, "sagemaker.raw")
-    for name in (name for name in _RULES if has_price and _has_machines(body.get(name))):
-        message = f"`raw` has {name} run on machines of their own, which the price and every budget leave out"
-        yield Fault(message, key="sagemaker.raw", hint=f"leave InstanceType out of {name}")
+    for name in _RULES if has_price else ():
+        if any(isinstance(rule, dict) and rule.get("InstanceType") for rule in listed(body, name)):
+            message = f"`raw` has {name} run on machines of their own, which the price and every budget leave out"
+            yield Fault(message, key="sagemaker.raw", hint=f"leave InstanceType out of {name}")
     channels = body.get("InputDataConfig")
     ours = [channel for channel in planned["InputDataConfig"] if channel["ChannelName"] in (CODE, JOB)]
     if not isinstance(channels, list) or any(channel not in channels for channel in ours):
@@ -201,10 +202,6 @@ def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool
         if not isinstance(render.at(body, (part, name)), str):
             hint = "leave it as it is, or name another place"
             yield Fault(f"`raw` takes away {part}.{name}", key="sagemaker.raw", hint=hint)
-
-
-def _has_machines(rules: Any) -> bool:
-    return isinstance(rules, list) and any(isinstance(rule, dict) and rule.get("InstanceType") for rule in rules)
 
 
 def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str, code_uri: str) -> dict[str, str]:

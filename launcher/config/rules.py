@@ -57,25 +57,9 @@ _FIXED = ("training.optimizer.name", "training.strategy", "training.parallel", B
 
 def faults_of(root: YamlNode) -> list[Fault]:
     """Return a fault for every broken rule."""
-    return [
-        *_one_to_run(root),
-        *_only_where_they_count(root),
-        *_exclusive(root),
-        *_initial(root),
-        *_test(root),
-        *_numbers(root),
-        *_contradictions(root),
-        *_patterns(root),
-        *_mirror(root),
-        *_backslashes(root),
-        *_inputs(root),
-        *_notify(root),
-        *_launchers(root),
-        *_environment(root),
-        *_references(root),
-        *_backend(root),
-        *_sweep(root),
-    ]
+    of_runs = (_one_to_run, _only_where_they_count, _exclusive, _initial, _test, _numbers, _contradictions)
+    of_places, of_names = (_patterns, _mirror, _backslashes, _inputs), (_notify, _launchers, _environment, _references)
+    return [fault for rule in (*of_runs, *of_places, *of_names, _backend, _sweep) for fault in rule(root)]
 
 
 def _one_to_run(root: YamlNode) -> Iterator[Fault]:
