@@ -184,9 +184,8 @@ def _machines(job: Job) -> Iterator[Fault]:
             hint = "3 to 24 letters, digits and `-`, a letter first, and no `-` with a number last"
             yield _at("compute", f"`{name}` cannot be a cluster's name", hint)
         if "queue_settings" in job:
-            message = (
-                f"a job tier is for serverless compute; whether `{name}` is low-priority was said when it was made"
-            )
+            message = "a job tier is for serverless compute"
+            message += f"; whether `{name}` is low-priority was said when it was made"
             yield _at("queue_settings.job_tier", message, "leave out azureml.compute, or resources.spot")
     shm = resources.get("shm_size")
     if isinstance(shm, str) and re.fullmatch(r"0+[bkmgBKMG]", shm):

@@ -248,9 +248,8 @@ def _unreachable(config: JobConfig) -> Iterator[Fault]:
     yield from unsupported(config, "Azure ML")
     if config.resources.spot and block_of(config).compute:
         message = "whether a cluster's machines are low priority is the cluster's own, not a job's"
-        hint = (
-            "leave out `spot` for a low-priority cluster, or leave out azureml.compute: serverless machines can be spot"
-        )
+        hint = "leave out `spot` for a low-priority cluster, or leave out azureml.compute"
+        hint += ": serverless machines can be spot"
         yield Fault(message, key="resources.spot", hint=hint)
     if config.secrets and block_of(config).identity not in ("managed", "user"):
         message = "to read its secrets from the key vault the job needs an identity"
@@ -262,9 +261,8 @@ def _malformed(key: str, uri: str) -> Iterator[Fault]:
     scheme, is_input = uri.partition(":")[0], key.startswith("inputs.")
     asset, message, hint = _ASSET.match(uri), "", ""
     if asset and not (is_input and asset[1] in ("data", "models")):
-        message = (
-            f"`{uri}` is a version of an asset, and a job {'reads data or a model' if is_input else 'writes none'}"
-        )
+        takes = "reads data or a model" if is_input else "writes none"
+        message = f"`{uri}` is a version of an asset, and a job {takes}"
         hint = "azureml:NAME:VERSION of a data asset" if is_input else "azureml://datastores/NAME/paths/..."
     elif uri.startswith("azureml://datastores/") and not re.match(r"azureml://datastores/\w+/paths/", uri):
         message, hint = f"`{uri}` is not a path of a datastore", "azureml://datastores/NAME/paths/..."

@@ -211,25 +211,20 @@ def _toolkit(config: JobConfig, place: S3Location, name: str, instance_type: str
     """
     distribution = block_of(config).distribution
     image = config.image
+    instead = "write `distribution: torchrun`"
     if config.secrets:
-        message = "the image's toolkit has no place for secrets"
-        raise ConfigError(message, key="secrets", hint="write `distribution: torchrun`")
+        raise ConfigError("the image's toolkit has no place for secrets", key="secrets", hint=instead)
     for key in [name for name in ("requirements", "setup") if getattr(config, name)]:
         message = f"the image's toolkit starts the script by itself, and does not support `{key}`"
-        raise ConfigError(message, key=key, hint="write `distribution: torchrun`")
+        raise ConfigError(message, key=key, hint=instead)
     if config.script is None:
         message = f"`distribution: {distribution}` runs a `script`, by the image's own toolkit"
-        raise ConfigError(message, key="sagemaker.distribution", hint="write `distribution: torchrun`")
+        raise ConfigError(message, key="sagemaker.distribution", hint=instead)
     if image is None or not request_images.has_smddp(image, instance_type):
-        message = (
-            f"`distribution: {distribution}` needs SageMaker's SMDDP library, which is not in "
-            f"{'the images of today' if image is None else image} for {instance_type}"
-        )
-        hint = (
-            "write `distribution: torchrun` (NCCL over EFA); SMDDP ended with PyTorch 2.4.1 images, on ml.p4d.24xlarge "
-            "and ml.p4de.24xlarge"
-        )
-        raise ConfigError(message, key="sagemaker.distribution", hint=hint)
+        where = f"{image or 'the images of today'} for {instance_type}"
+        message = f"`distribution: {distribution}` needs SageMaker's SMDDP library, which is not in {where}"
+        ended = "SMDDP ended with PyTorch 2.4.1 images, on ml.p4d.24xlarge and ml.p4de.24xlarge"
+        raise ConfigError(message, key="sagemaker.distribution", hint=f"{instead} (NCCL over EFA); {ended}")
     orders: dict[str, Any] = {
         "sagemaker_program": GUARD,
         "sagemaker_submit_directory": f"{code_uri}bundle.tar.gz",
@@ -252,9 +247,8 @@ def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
         plain = name.removeprefix("--")
         is_odd = not plain or "=" in plain or plain in pairs or plain.startswith("sagemaker_")
         if is_odd or not name.startswith("--") or not rest or rest[0].startswith("--"):
-            message = (
-                f"the image's toolkit passes `--name value` pairs only, each name once, and `{name}` is not such a pair"
-            )
+            passes = "the image's toolkit passes `--name value` pairs only, each name once"
+            message = f"{passes}, and `{name}` is not such a pair"
             raise ConfigError(message, key="args", hint="write `distribution: torchrun`, which takes any")
         pairs[plain] = rest[0]
         arguments = rest[1:]

@@ -97,8 +97,6 @@ def _raw(options: list[str]) -> Iterator[Fault]:
             message = f"`--{found[1]}` is an option that cloudtrain itself sets"
             yield Fault(message, key=key, hint="leave the option out")
         elif found[1] == "signal":
-            hint = (
-                "set limits.max_duration: a script gets SIGTERM 2 minutes before the end, and on pre-emption; "
-                "distributed.stop_signal names another signal"
-            )
+            hint = "set limits.max_duration: a script gets SIGTERM 2 minutes before the end, and on pre-emption"
+            hint += "; distributed.stop_signal names another signal"
             yield Fault("`--signal` has a key in its place", key=key, hint=hint)

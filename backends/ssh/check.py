@@ -52,9 +52,8 @@ def _machines(body: dict[str, Any], wanted: int) -> Iterator[Fault]:
             yield Fault(f"`{path}` would depend on the folder of each later command", key="ssh.ssh_config", hint=hint)
     for name, times in Counter(host["name"] for host in body["hosts"]).items():
         if times > 1:
-            hint = (
-                "a host is one instance; behind ports of one name, give each a `Host` of its own in ssh's configuration"
-            )
+            hint = "a host is one instance; behind ports of one name"
+            hint += ", give each a `Host` of its own in ssh's configuration"
             yield Fault(f"`{name}` is listed {times} times", key="ssh.hosts", hint=hint)
 
 

@@ -78,11 +78,9 @@ _SMALL_A3 = ("a3-highgpu-1g", "a3-highgpu-2g", "a3-highgpu-4g")
 _IN_A_REGION = re.compile(rf"projects/[^/]+/(?:locations|regions|zones)/({REGION})(?:-[a-z])?(?:/|\Z)")
 
 # For each field's path, the pattern of the whole value, and the same form in words.
+_IN, _SAID = rf"projects/{PROJECT}/locations/{REGION}", "projects/PROJECT/locations/REGION"
 _FORMS = {
-    "encryptionSpec.kmsKeyName": (
-        rf"projects/{PROJECT}/locations/{REGION}/keyRings/{ID}/cryptoKeys/{ID}",
-        "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
-    ),
+    "encryptionSpec.kmsKeyName": (rf"{_IN}/keyRings/{ID}/cryptoKeys/{ID}", f"{_SAID}/keyRings/RING/cryptoKeys/KEY"),
     "jobSpec.serviceAccount": (
         r"[a-z0-9][a-z0-9-]*@([a-z0-9-]+\.)+gserviceaccount\.com",
         "NAME@PROJECT.iam.gserviceaccount.com",
@@ -91,14 +89,8 @@ _FORMS = {
         r"projects/\d+/global/networks/[a-z]([a-z0-9-]{0,61}[a-z0-9])?",
         "projects/NUMBER/global/networks/NAME, with the project's number and not its id",
     ),
-    "jobSpec.tensorboard": (
-        rf"projects/{PROJECT}/locations/{REGION}/tensorboards/{ID}",
-        "projects/PROJECT/locations/REGION/tensorboards/ID",
-    ),
-    "jobSpec.experiment": (
-        rf"projects/{PROJECT}/locations/{REGION}/metadataStores/{ID}/contexts/{ID}",
-        "projects/PROJECT/locations/REGION/metadataStores/STORE/contexts/NAME",
-    ),
+    "jobSpec.tensorboard": (rf"{_IN}/tensorboards/{ID}", f"{_SAID}/tensorboards/ID"),
+    "jobSpec.experiment": (rf"{_IN}/metadataStores/{ID}/contexts/{ID}", f"{_SAID}/metadataStores/STORE/contexts/NAME"),
     "jobSpec.baseOutputDirectory.outputUriPrefix": (rf"{BUCKET}(/.*)?", "gs://BUCKET/FOLDER"),
     "jobSpec.persistentResourceId": (r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "small letters, digits and `-`, at most 63"),
     "jobSpec.protectedArtifactLocationId": (REGION, "a region, such as us-central1"),

@@ -59,21 +59,10 @@ def run(*, argv: list[str]) -> dict[str, Any]:
     return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def prepare(
-    here: Here,
-    *,
-    folder: str,
-    nodes: int,
-    owner: str,
-    record: dict[str, Any],
-    folders: list[str],
-    links: dict[str, str],
-    files: dict[str, str],
-    fresh: list[str] | None = None,
-) -> None:
+def prepare(here: Here, *, folder: str, nodes: int, files: dict[str, str], **of_make: Any) -> None:
     """Create the attempt's folder, which must be new, with the batch script and the agents' order.
 
-    `files` are texts by name; only the user may read the files. `folders`, `links` and `fresh` as for `verbs.make`. A
+    `files` are texts by name; only the user may read the files. `of_make`: the further values of `verbs.make`. A
     failure leaves no folder of the attempt.
     """
     from . import verbs  # 15 ms, which each poll of a state saves
@@ -81,10 +70,8 @@ def prepare(
     attempt = Path(folder)
     if any((attempt / name).exists() for name in (OPEN, CLOSED)):
         raise Refused(f"{attempt} belongs to a job of the same name: choose another --name")
-    job = str(attempt.parent)
     try:
-        places: dict[str, Any] = {"folders": folders, "links": links, "fresh": fresh}
-        verbs.make(here, job=job, root=folder, owner=owner, record=record, **places)
+        verbs.make(here, job=str(attempt.parent), root=folder, **of_make)
         for number in range(nodes):
             (attempt / f"node-{number}" / "log").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -228,12 +228,9 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
             yield Fault(f"unknown backend `{other}`", f"inputs.{name}.{other}", place, similar(other))
         if places and not unknown and backend not in places:
             form = PLACES.get(backend, "PLACE").replace("NAME", name)
-            hint = (
-                f"add `{backend}: {form}`, or write `{name}: PATH`: a path beside this file goes along to any backend"
-            )
-            yield Fault(
-                f"the input `{name}` has no place for the backend `{backend}`", f"inputs.{name}", entry.place, hint
-            )
+            along = f"write `{name}: PATH`: a path beside this file goes along to any backend"
+            message, hint = f"the input `{name}` has no place for the backend `{backend}`", f"add `{backend}: {form}`"
+            yield Fault(message, f"inputs.{name}", entry.place, f"{hint}, or {along}")
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:

@@ -19,17 +19,11 @@ _REASONS = (
     (r"IDENTIFICATION HAS CHANGED|host key has changed", "its host key has changed", "ssh-keygen -R {} && ssh {}"),
     (r"Host key verification failed|host key is (not )?known", "its host key is not known here", "ssh {}"),
     (r"Permission denied|Too many authentication|refuses this login", "it refuses this login", "ssh-copy-id {}"),
-    (
-        r"Could not resolve|Name or service not known|name cannot be resolved",
-        "its name cannot be resolved",
-        "ssh -G {} | grep ^hostname",
-    ),
+    (r"Could not resolve|Name or service not known", "its name cannot be resolved", "ssh -G {} | grep ^hostname"),
+    (r"name cannot be resolved", "its name cannot be resolved", "ssh -G {} | grep ^hostname"),
     (r"Connection refused|nothing listens", "nothing listens on its port", "ssh -v {} true"),
-    (
-        r"timed out|No route|Network is unreachable|not answer|no connection within",
-        "it does not answer",
-        "ping -c 3 {}",
-    ),
+    (r"timed out|not answer|no connection within", "it does not answer", "ping -c 3 {}"),
+    (r"No route|Network is unreachable", "it does not answer", "ping -c 3 {}"),
     (r"Connection (closed|reset)|kex_exchange|banner exchange", "it closes the connection", "ssh -v {} true"),
 )
 # A host's answer to our first program is kept as the host's own message, whatever words the message has.
