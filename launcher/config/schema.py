@@ -15,38 +15,8 @@ from cloudtrain.entrypoints.notices.receivers import RECEIVERS
 
 from ..backend_table import BUILT_IN, DEFAULT, PLACES, block_of, names, traits
 from ..job import PROJECT_PATTERN
-from .kinds import (
-    PROJECT_WANTED,
-    Accelerators,
-    AppriseUrl,
-    Arguments,
-    BackendChoice,
-    Channel,
-    Duration,
-    EnvName,
-    InputName,
-    JobName,
-    KeptPath,
-    LedgerUri,
-    MailAddress,
-    MailServer,
-    Many,
-    MetricName,
-    Money,
-    Pattern,
-    Percent,
-    Place,
-    ProcessCount,
-    ProjectName,
-    RelativePath,
-    Section,
-    Shorthand,
-    SizeGb,
-    TagName,
-    Text,
-    Written,
-    key,
-)
+from . import kinds
+from .kinds import Arguments, Channel, Duration, JobName, Many, Pattern, Place, RelativePath, Section, Text, key
 from .schema_training import Checkpoint, Evaluate, InitFromOrText, Sweep, Training
 
 B = TypeVar("B", bound=Section)
@@ -80,7 +50,7 @@ class Code(Section):
     max_size_mb: int = key(
         500, "Largest upload, in MB; a larger upload is refused, with the names of big files.", 500, ge=1
     )
-    max_data_gb: SizeGb = key(5, "Largest local data of `inputs` that goes along with the job, in GB.", 20)
+    max_data_gb: kinds.SizeGb = key(5, "Largest local data of `inputs` that goes along with the job, in GB.", 20)
 
 
 class Resources(Section):
@@ -88,7 +58,7 @@ class Resources(Section):
 
     instances: int = key(1, "Machines (nodes) of the job.", 2, ge=1, le=10_000)
     min_instances: int | None = key(None, "Fewest machines a restart may continue with. Default: `instances`.", 1, ge=1)
-    accelerators: Accelerators | None = key(
+    accelerators: kinds.Accelerators | None = key(
         None, "Type and count per instance (default 1), for each backend's machine type; local takes its own.", "A100:8"
     )
     instance_type: Text | None = key(
@@ -97,7 +67,7 @@ class Resources(Section):
     spot: bool = key(
         False, "Take interruptible machines: cheaper, and resumed from the last checkpoint when taken away.", True
     )
-    disk_gb: SizeGb | None = key(None, "Disk of each instance, in GB. Default: the backend's.", 200)
+    disk_gb: kinds.SizeGb | None = key(None, "Disk of each instance, in GB. Default: the backend's.", 200)
 
 
 class Progress(Section):
@@ -106,7 +76,7 @@ class Progress(Section):
     step: Pattern | None = key(None, "Finds the step. Default: the forms that docs/scripts.md lists.", "iter (\\d+)")
     loss: Pattern | None = key(None, "Finds the loss on a step's line.", "loss ([\\d.]+)")
     total: Pattern | None = key(None, "Finds the number of steps of the whole job, on any line.", "max_iters: (\\d+)")
-    metrics: dict[MetricName, Pattern] = key(
+    metrics: dict[kinds.MetricName, Pattern] = key(
         {}, "Name -> expression of a further number.", {"accuracy": "acc ([\\d.]+)"}
     )
 
@@ -114,7 +84,7 @@ class Progress(Section):
 class Distributed(Section):
     """How torchrun starts the ranks."""
 
-    nproc_per_node: ProcessCount = key("auto", "Ranks on one instance. auto: 1 for each GPU, else 1.", 8)
+    nproc_per_node: kinds.ProcessCount = key("auto", "Ranks on one instance. auto: 1 for each GPU, else 1.", 8)
     max_restarts: int = key(3, "Times the ranks are started again after a fault.", 3, ge=0, le=1000)
     allow_alone: bool = key(
         False, "Accept ranks that join no process group of all ranks; otherwise the job fails at the end.", True
@@ -175,8 +145,8 @@ class Queue(Section):
 class Budget(Section):
     """What the job may cost. Its worst case is reserved before anything is sent."""
 
-    limit: Money = key(..., "Most the job may cost, all attempts together, in US dollars.", "150 USD")
-    alert_at: Many[Percent] = key((50, 80, 100), "Shares of the limit that send a notice.", ["50%", "80%"])
+    limit: kinds.Money = key(..., "Most the job may cost, all attempts together, in US dollars.", "150 USD")
+    alert_at: Many[kinds.Percent] = key((50, 80, 100), "Shares of the limit that send a notice.", ["50%", "80%"])
     on_limit: Literal["alert", "stop", "checkpoint-and-stop"] = key(
         "checkpoint-and-stop",
         "What happens at the limit. checkpoint-and-stop: the job saves before its time limit, which the "
@@ -190,8 +160,8 @@ class Budget(Section):
 class Project(Section):
     """The payer of the jobs: `cloudtrain budget` limits the total cost of all jobs of a project."""
 
-    name: ProjectName = key(..., "The project that the job counts against.", "vision")
-    ledger: LedgerUri | None = key(
+    name: kinds.ProjectName = key(..., "The project that the job counts against.", "vision")
+    ledger: kinds.LedgerUri | None = key(
         None,
         "Where a team shares the project's budget: a file in a bucket, or on a shared disk. Default: what "
         "`cloudtrain budget set --ledger` named on this machine, else this machine's own budgets alone.",
@@ -204,7 +174,7 @@ def _project(value: Any) -> Any:
     if isinstance(value, dict | BaseModel | None):
         return value
     if not isinstance(value, str) or not re.fullmatch(PROJECT_PATTERN, value):
-        raise ValueError(f"{PROJECT_WANTED}; or a mapping of `name` and `ledger`")
+        raise ValueError(f"{kinds.PROJECT_WANTED}; or a mapping of `name` and `ledger`")
     return {"name": value}
 
 
@@ -214,19 +184,19 @@ _POSTED: dict[str, Any] = {name: (Channel | None, key(None, of.help, of.example)
 class Notify(create_model("Posted", __base__=Section, **_POSTED)):  # type: ignore[misc]
     """A receiver of alerts, with exactly one kind of address."""
 
-    email: MailAddress | None = key(None, "Mail address.", "team@example.org")
-    apprise: AppriseUrl | None = key(
+    email: kinds.MailAddress | None = key(None, "Mail address.", "team@example.org")
+    apprise: kinds.AppriseUrl | None = key(
         None,
         "An address of one of the many services that Apprise knows; needs the extra `apprise`.",
         "env:NTFY_URL",
         "ntfys://ntfy.sh/my-topic",
     )
-    smtp: MailServer | None = key(
+    smtp: kinds.MailServer | None = key(
         None,
         "With `email`: the server, as smtp://USER:PASSWORD@HOST:587 or smtps://. Default: env:CLOUDTRAIN_SMTP.",
         "env:SMTP_URL",
     )
-    sender: MailAddress | None = key(
+    sender: kinds.MailAddress | None = key(
         None, "With `email`: the mail's sender. Default: the server's user.", "train@example.org"
     )
     on: Many[NotifyEvent] = key(
@@ -258,7 +228,7 @@ class JobConfig(Section):
     """A training job."""  # `model` adds the blocks of backends
 
     name: JobName = key(..., "Name of the job; the id adds five letters, or is the ID of `submit --name ID`.", "digits")
-    backend: BackendChoice = key(
+    backend: kinds.BackendChoice = key(
         DEFAULT,
         f"Place of the job: {', '.join(BUILT_IN)}, or a plug-in's name; of several, `plan` "
         "shows what each costs, and `submit --backend NAME` or `--backend cheapest` chooses.",
@@ -288,7 +258,7 @@ class JobConfig(Section):
         ["--init_from=resume"],
         {"resume_from_checkpoint": "$CLOUDTRAIN_RESUME_PATH"},
     )
-    keep: Many[KeptPath] = key(
+    keep: Many[kinds.KeptPath] = key(
         (),
         "Files, folders or patterns of the working directory that the script writes: they are kept in the "
         "checkpoint folder, are there again after a restart, and come home with `artifacts`. `!data/`: may be lost.",
@@ -321,8 +291,8 @@ class JobConfig(Section):
     )
     params: dict[str, Any] = key({}, "Handed to the task's functions as they are.", {"hidden": 128})
     code: Code = key(Code.model_construct(), "What is shipped to the nodes.", {"dir": "src"})
-    env: dict[EnvName, Written] = key({}, "Environment variables of every rank.", {"NCCL_DEBUG": "WARN"})
-    secrets: Many[EnvName] = key(
+    env: dict[kinds.EnvName, kinds.Written] = key({}, "Environment variables of every rank.", {"NCCL_DEBUG": "WARN"})
+    secrets: Many[kinds.EnvName] = key(
         (),
         "Names only: values come from your environment, and are never rendered, logged or stored in clear.",
         ["WANDB_API_KEY"],
@@ -354,7 +324,7 @@ class JobConfig(Section):
         "digits@best",
         {"path": "s3://bucket/export/", "skip": ["^head\\."]},
     )
-    inputs: dict[InputName, Place] = key(
+    inputs: dict[kinds.InputName, Place] = key(
         {},
         "Name -> uri or path (docs/data.md); the job sees CLOUDTRAIN_INPUT_<NAME>. A relative path is beside this "
         "file and goes along to the job, an absolute path is on the machine that runs the job. A mapping has a "
@@ -363,7 +333,7 @@ class JobConfig(Section):
         {"train": "s3://bucket/train/"},
         {"train": {name: place.replace("NAME", "train") for name, place in PLACES.items()}},
     )
-    outputs: dict[InputName, Text] = key(
+    outputs: dict[kinds.InputName, Text] = key(
         {},
         "Name -> uri; copied to URI/JOB/ from CLOUDTRAIN_OUTPUT_DIR/<name>. On a cloud one, for all.",
         {"model": "s3://bucket/model"},
@@ -371,7 +341,7 @@ class JobConfig(Section):
     limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})
     queue: Queue = key(Queue.model_construct(), "Waiting in line.", {"wait": True})
     budget: Budget | None = key(None, "What the job may cost. Default: no limit but the time.", {"limit": "150 USD"})
-    project: Annotated[Project, Shorthand("name", _project, {"type": "string"})] | None = key(
+    project: Annotated[Project, kinds.Shorthand("name", _project, {"type": "string"})] | None = key(
         None,
         "Project whose budget the job counts against. Default: none, only the overall budgets.",
         "vision",
@@ -388,7 +358,7 @@ class JobConfig(Section):
     )
     # Options that the mappings of `args` and `resume_args` leave out, for a note: no part of the config as stored.
     _left_out: tuple[str, ...] = ()
-    tags: dict[TagName, Written] = key({}, "Labels for the platform and its bills.", {"team": "vision"})
+    tags: dict[kinds.TagName, kinds.Written] = key({}, "Labels for the platform and its bills.", {"team": "vision"})
 
     @model_validator(mode="before")
     @classmethod
