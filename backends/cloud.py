@@ -9,20 +9,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloudtrain.entrypoints.errors import HELD
-from cloudtrain.launcher.backend import (
-    Check,
-    Chosen,
-    Cursor,
-    FoundAttempt,
-    JobRef,
-    LeftFiles,
-    LogPage,
-    Priced,
-    Request,
-    SavedFiles,
-    Serves,
-    StoredRecord,
-)
+from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.backend import Check, Chosen, Cursor, FoundAttempt, JobRef, LogPage, StoredRecord
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, require_all
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
@@ -81,8 +69,8 @@ class CloudAdapter(Adapter):
         """What all calls to the cloud share, made on first use."""
         return self.duty(*self.CONNECTIONS)()
 
-    quotes = handed(Priced.quotes, "prices")
-    serving = handed(Serves.serving, "serving", "files", is_pure=True)
+    quotes = handed(backends.Priced.quotes, "prices")
+    serving = handed(backends.Serves.serving, "serving", "files", is_pure=True)
 
     def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:
         """Return the lines after the cursor."""
@@ -107,7 +95,7 @@ class CloudAdapter(Adapter):
         doing, empty = "download the checkpoints", self.MAY_BE_EMPTY
         return self._with_files(handle, uri, doing, lambda files: files.download(uri, folder, may_be_empty=empty))
 
-    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> backends.SavedFiles:
         """Return the files in the bucket, where all attempts have one folder."""
         from cloudtrain.entrypoints.replication import entries
 
@@ -116,18 +104,18 @@ class CloudAdapter(Adapter):
         try:
             names = self._with_files(handle, uri, f"list {uri}", lambda files: list(files.open_at(uri).names("")))
         except CloudtrainError as error:
-            return SavedFiles(away=f"in {uri} ({error.message})")
+            return backends.SavedFiles(away=f"in {uri} ({error.message})")
         whole = {entry for name in names if entries.is_name(entry := name.partition("/")[0])}
-        return SavedFiles(bool(whole), max(filter(None, map(entries.step_of, whole)), default=None))
+        return backends.SavedFiles(bool(whole), max(filter(None, map(entries.step_of, whole)), default=None))
 
-    def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[LeftFiles]:
+    def left(self, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) -> list[backends.LeftFiles]:
         """Return the jobs' folders in the bucket; with `remove`, delete their objects. Code that jobs share stays."""
         from .channel.copies import own_folders
         from .job_folder import JobFolder
 
         handles = [(job, self.REF.load(ref)) for job, those in refs.items() for ref in those]
         uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, h.checkpoint_uri or "", h.output_uri)}
-        found: list[LeftFiles] = []
+        found: list[backends.LeftFiles] = []
         kept = ""
         for uri, (job, handle) in uris.items():
             sizes = None
@@ -139,7 +127,7 @@ class CloudAdapter(Adapter):
             except CloudtrainError as error:
                 kept = error.message
             if sizes != {}:
-                found.append(LeftFiles(job, uri, None if sizes is None else sum(sizes.values()), kept))
+                found.append(backends.LeftFiles(job, uri, None if sizes is None else sum(sizes.values()), kept))
         return found
 
     def saved_shapes(self, ref: JobRef, *, averaged: bool) -> dict[str, tuple[int, ...]]:
@@ -261,7 +249,7 @@ def unasked(names: str, config: JobConfig | None, *asks: Callable[[JobConfig], o
 
 
 def found_attempt(
-    name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[Request], JobRef], *, is_own: bool
+    name: str, record: Any, access: Mapping[str, Any], ref_of: Callable[[backends.Request], JobRef], *, is_own: bool
 ) -> FoundAttempt:
     """Return the attempt with the platform name, and the handle of its record's request; a damaged record is None.
 
@@ -270,7 +258,7 @@ def found_attempt(
     """
     job_id, _, number = name.rpartition("-")
     with suppress(LookupError, TypeError, ValueError, AttributeError):
-        request = Request.load(name, record["request"])
+        request = backends.Request.load(name, record["request"])
         ref = ref_of(replace(request, sending={**request.sending, **access}))
         return FoundAttempt(job_id, int(number), ref, record, is_own)
     return FoundAttempt(job_id, int(number), {}, None, is_own)

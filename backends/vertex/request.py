@@ -19,14 +19,8 @@ from importlib.resources import files
 from shlex import quote
 from typing import Any
 
-from cloudtrain.entrypoints.contract import (
-    ContainerOrder,
-    ExitCodes,
-    FetchedInput,
-    Places,
-    SecretManagerSecrets,
-    SyncedFolder,
-)
+from cloudtrain.entrypoints import contract
+from cloudtrain.entrypoints.contract import ContainerOrder, ExitCodes, FetchedInput, Places, SyncedFolder
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import Fault, refuse, require_all
@@ -210,7 +204,7 @@ def _own_order(plan: Plan, config: JobConfig, name: str) -> dict[str, Any]:
     """Return Vertex AI's fields of the container order; paths begin at the boot's folder."""
     block, place = block_of(config), place_of(config)
     secret = f"projects/{place.project}/secrets/{name}"
-    secrets = SecretManagerSecrets(tuple(config.secrets), secret, block.endpoints.get("secretmanager"))
+    secrets = contract.SecretManagerSecrets(tuple(config.secrets), secret, block.endpoints.get("secretmanager"))
     is_mounted = block.input_mode == "mount"
     return {
         "secrets": secrets if config.secrets else None,

@@ -28,22 +28,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .. import events, processes
+from .. import contract, events, processes
 from ..agent import agent, transport
 from ..agent import node as nodes
 from ..agent.boot import EXIT_DONE, exit_code
 from ..checkpoints.sweeper import Sweeper
-from ..contract import (
-    AgentSpec,
-    ContainerOrder,
-    ContractError,
-    ExitCodes,
-    ExitReport,
-    KeyVaultSecrets,
-    Places,
-    sign_fields,
-    sign_of,
-)
+from ..contract import AgentSpec, ContainerOrder, ExitReport, Places
 from ..format import failure
 from ..rank import tracebacks
 from . import inputs as staging
@@ -166,7 +156,7 @@ def _words(verdict: ExitReport, error: Mapping[str, Any], message_bytes: int) ->
     kind = _short(str(error["type"]), TYPE_BYTES) if error.get("type") else error.get("type")
     message = _short(str(error.get("message") or f"{verdict.state} ({verdict.reason})"), message_bytes)
     fields: dict[str, Any] = {key: getattr(verdict, key) for key in ("state", "reason", "resumable", "restarts")}
-    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": kind, **sign_fields(error)}
+    fields |= {"rank": error.get("rank"), "kind": error.get("kind"), "type": kind, **contract.sign_fields(error)}
     return failure(error.get("rank"), kind, message), fields | {"message": message, "traceback": ""}
 
 
@@ -195,7 +185,7 @@ def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
     if name != source:  # values known only at submission
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
         order = replace(order, token=sent.get("token", order.job.job), sent_s=sent.get("sent_s"))
-        if isinstance(order.secrets, KeyVaultSecrets):
+        if isinstance(order.secrets, contract.KeyVaultSecrets):
             order = replace(order, secrets=replace(order.secrets, vault=sent.get("vault")))
     return staging.with_lead_back(replace(order, places=_placed(order.places, root, given)), time.time())
 
@@ -217,7 +207,7 @@ def _placed(places: Places, root: Path, given: list[str]) -> Places:
 def _agent_spec(order: ContainerOrder, root: Path, node: nodes.Node) -> AgentSpec:
     """Return the agent's spec for this node. Raises ContractError if no send has completed the order."""
     if not order.token:
-        raise ContractError("the container order lacks `token`")
+        raise contract.ContractError("the container order lacks `token`")
     places, job = order.places, order.job
     own, checkpoints, output = root / places.own, root / places.checkpoints, root / places.output
     for folder in (checkpoints, output):
@@ -273,7 +263,7 @@ class _ExitTarget:
 
     failure: Path | None = None
     uri: str | None = None
-    codes: ExitCodes | None = None
+    codes: contract.ExitCodes | None = None
     earlier: Mapping[str, Any] = field(default_factory=dict)  # the report of an earlier container
 
     @classmethod
@@ -308,7 +298,7 @@ class _ExitTarget:
             kind = (verdict.error or {}).get("kind")
             is_mended = verdict.state == "failed" and kind in self.codes.mended_by_a_start
             may_mend = is_mended or verdict.reason in ("preempted", "node_failure")
-            sign = sign_of(verdict.error)
-            is_again = sign is not None and sign == sign_of(self.earlier)
+            sign = contract.sign_of(verdict.error)
+            is_again = sign is not None and sign == contract.sign_of(self.earlier)
             return self.codes.again if may_mend and not is_again else self.codes.permanent
         return exit_code(verdict)

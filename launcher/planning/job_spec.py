@@ -5,17 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.contract import (
-    CheckpointSettings,
-    ContainerOrder,
-    EvaluateSettings,
-    InitSettings,
-    JobSpec,
-    NoticeChannel,
-    NoticeSettings,
-    RunSpec,
-    SetupSpec,
-)
+from cloudtrain.entrypoints import contract
+from cloudtrain.entrypoints.contract import ContainerOrder, EvaluateSettings, JobSpec, SetupSpec
 from cloudtrain.entrypoints.terms import Terms
 
 from ..channels import entries
@@ -57,7 +48,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
         timeout_s=distributed.timeout_s,
         hang_timeout_s=distributed.hang_timeout
         or default_hang_timeout_s(distributed.timeout_s, is_task=config.task is not None),
-        run=RunSpec(
+        run=contract.RunSpec(
             kind="sweep" if is_sweep else kind,
             target=config.task or config.script or config.module or "",
             args=tuple(config.args),
@@ -70,7 +61,7 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
             tracked_as=config.name if distributed.name_runs and not (config.task or config.sweep) else None,
             stop_signal=distributed.stop_signal if distributed.stop_signal != "SIGTERM" else None,
         ),
-        checkpoint=CheckpointSettings(
+        checkpoint=contract.CheckpointSettings(
             every_s=checkpoint.every, saved_step=plan.saved_step, **checkpoint.model_dump(exclude={"every", "uri"})
         ),
         init_from=_init_settings(config),
@@ -83,13 +74,13 @@ def job_spec(plan: Plan, config: JobConfig, job_id: str, attempt: int) -> JobSpe
     )
 
 
-def _init_settings(config: JobConfig) -> InitSettings | None:
+def _init_settings(config: JobConfig) -> contract.InitSettings | None:
     """Return the settings of a task's `init_from`; a script reads CLOUDTRAIN_INPUT_INIT_FROM by itself."""
     wanted = config.init_from
     if wanted is None or not config.task:
         return None
     same = {name: getattr(wanted, name) for name in ("job", "checkpoint", "rename", "strict")}
-    return InitSettings(**same, what=wanted.load, skip=tuple(wanted.skip))
+    return contract.InitSettings(**same, what=wanted.load, skip=tuple(wanted.skip))
 
 
 def _evaluate_settings(config: JobConfig) -> EvaluateSettings | None:
@@ -138,10 +129,10 @@ def node_counts(plan: Plan, config: JobConfig) -> tuple[int, ...]:
     return tuple(nodes for nodes, count in found.items() if count and micro_batches % count == 0)
 
 
-def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
+def _notices(plan: Plan, config: JobConfig) -> contract.NoticeSettings:
     """Return the settings of the job's own notifications (notices/node_notifier.py); secrets hold addresses."""
     channels = tuple(
-        NoticeChannel(
+        contract.NoticeChannel(
             id=entry.id,
             kind=entry.kind,
             secret=(entry.smtp if entry.kind == "email" else entry.place).removeprefix("env:"),
@@ -152,7 +143,7 @@ def _notices(plan: Plan, config: JobConfig) -> NoticeSettings:
         for entry in entries(config.model_dump(mode="json", include={"notify"}))
         if entry.from_job
     )
-    return NoticeSettings(
+    return contract.NoticeSettings(
         channels=channels,
         backend=config.backend,
         limit_micro=plan.budget_micro,
