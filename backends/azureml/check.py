@@ -39,9 +39,7 @@ _ENVIRONMENT = re.compile(
     r"|//registries/[^/\s]+/environments/[^/\s]+/(versions|labels)/[^/\s]+"
     r"|/subscriptions/\S+/environments/[^/\s]+/versions/[^/\s]+)"
 )
-_CLOUD_PATH = re.compile(
-    r"(azureml://(datastores|subscriptions|registries|locations)/.|(https?|wasbs?|abfss?|adl)://.)"
-)
+_CLOUD_URI = re.compile(r"(azureml://(datastores|subscriptions|registries|locations)/.|(https?|wasbs?|abfss?|adl)://.)")
 _ASSET_PATH = re.compile(r"azureml:([^/:@\s]+(:[^/:@\s]+|@[^/:@\s]+)|/subscriptions/\S+)")
 # Azure sets these variables in each process of a job with `distribution`. Source: learn.microsoft.com,
 # azure/machine-learning/how-to-train-distributed-gpu.
@@ -283,7 +281,7 @@ def _mounts(job: Job) -> Iterator[Fault]:
             if kind == "outputs" and isinstance(path, str):
                 if places.setdefault(path.rstrip("/"), full) != full:
                     yield _at(full, f"{full} and {places[path.rstrip('/')]} are one place", "give each its own")
-                if not _CLOUD_PATH.match(path):
+                if not _CLOUD_URI.match(path):
                     yield _at(full, f"`{path}` is not a URI of Azure storage", "azureml://datastores/NAME/paths/...")
             elif kind == "inputs" and isinstance(value, Mapping) and "value" not in value:
                 yield from _input(full, path)
@@ -298,7 +296,7 @@ def _input(full: str, path: Any) -> Iterator[Fault]:
     elif isinstance(path, str) and path.startswith("azureml://") and re.search("[:@]", path[10:]):
         # load_job removes `azureml:` before a text that looks like NAME:VERSION, and then looks for a local folder.
         yield _at(full, f"{full}: the SDK takes what follows `:` or `@` in `{path}` for a version", "rename the folder")
-    elif isinstance(path, str) and not _CLOUD_PATH.match(path) and not _ASSET_PATH.fullmatch(path):
+    elif isinstance(path, str) and not _CLOUD_URI.match(path) and not _ASSET_PATH.fullmatch(path):
         yield _at(full, f"{full}: `{path}` is not a URI of Azure storage", hint)
 
 

@@ -56,16 +56,14 @@ class DataArchive(Bundle, checks=True):
     what: ClassVar[str] = "data"
 
 
-def ship(
-    fleet: Fleet, bundle: Bundle, assignments: Sequence[Receiver], ports: Sequence[int] | None = None
-) -> dict[str, str]:
+def ship(fleet: Fleet, bundle: Bundle, seats: Sequence[Receiver], ports: Sequence[int] | None = None) -> dict[str, str]:
     """Ensure that every host has the archive; return the archive's path by the host's name. Raises the hosts' errors.
 
     `ports`: the lowest and the highest port for transfers of the archive between hosts.
     A host is busy while a competing submit sends the same archive. The free hosts get the archive before the wait for
     busy hosts: otherwise two submits could each wait for a host of the competitor, without end.
     """
-    paths, left = dict[str, str](), list(assignments)
+    paths, left = dict[str, str](), list(seats)
     end_s, is_first = time.monotonic() + BUSY_S, True
     while True:
         reply = _ask(fleet, bundle, [seat.host for seat in left])
@@ -83,19 +81,15 @@ def data_place(workdir: str, uri: str, absolute: Callable[[str], str]) -> str:
     return addresses.placed(workdir, uri).rstrip("/") if addresses.is_beside(uri) else absolute(uri)
 
 
-def ship_data(
-    fleet: Fleet, shipment: Shipment, receivers: Sequence[Receiver], ports: Sequence[int] | None = None
-) -> None:
+def ship_data(fleet: Fleet, shipment: Shipment, seats: Sequence[Receiver], ports: Sequence[int] | None = None) -> None:
     """Ensure that every host has the data that goes along. Raises the hosts' errors, ConfigError for changed data."""
-    wanted = {
-        found["digest"]: name for name, uri in shipment.data.items() if (found := addresses.PINNED.fullmatch(uri))
-    }
+    wanted = {pin["digest"]: name for name, uri in shipment.data.items() if (pin := addresses.PINNED.fullmatch(uri))}
     if not wanted:
         return
-    asked = dict.fromkeys((seat.host for seat in receivers), Call("files.has_data", {"digests": [*wanted]}))
+    asked = dict.fromkeys((seat.host for seat in seats), Call("files.has_data", {"digests": [*wanted]}))
     answers = fleet.ask(asked, LIMIT_S, is_urgent=True)
     for digest, name in wanted.items():
-        missing = [seat for seat in receivers if digest not in answers[seat.host].required().reply["kept"]]
+        missing = [seat for seat in seats if digest not in answers[seat.host].required().reply["kept"]]
         if missing:
             with _packed(shipment, name) as archive:
                 ship(fleet, archive, missing, ports)
@@ -107,17 +101,17 @@ def ship_data(
 def _ship_to_free(
     fleet: Fleet,
     bundle: Bundle,
-    assignments: Sequence[Receiver],
+    seats: Sequence[Receiver],
     reply: Mapping[Host, Mapping[str, Any]],
     ports: Sequence[int] | None,
 ) -> None:
     """Send the archive to the hosts without the archive; `reply` has their answers to `has`."""
-    missing = [seat for seat in assignments if not reply[seat.host]["kept"]]
+    missing = [seat for seat in seats if not reply[seat.host]["kept"]]
     if not missing:
         return
     if bundle.bytes > EXPLAIN_BYTES:
         say(f"sending {bundle.bytes / 1e6:.0f} MB of {bundle.what} to {counted(len(missing), 'host')}")
-    with_it = [seat for seat in assignments if reply[seat.host]["kept"]]
+    with_it = [seat for seat in seats if reply[seat.host]["kept"]]
     seconds = FETCH_S if bundle.bytes > EXPLAIN_BYTES else 0.0
     if not with_it:
         begin_s = time.monotonic()

@@ -57,11 +57,11 @@ _PASSING = re.compile(
     r"kex_exchange_identification|ssh_exchange_identification|banner exchange|Connection reset by"
     rf"|Connection closed by|Broken pipe|session open refused|stdio forwarding failed|{BROKEN}",
 )
-_CHANGED, _UNKNOWN = "its host key has changed", "its host key is not known here"
+_CHANGED, _UNSEEN = "its host key has changed", "its host key is not known here"
 _REJECTED = "ssh rejects this name or its configuration"
 _FAULTS: tuple[tuple[str, type[CloudtrainError], str], ...] = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", CredentialError, _CHANGED),
-    ("Host key verification failed|No .* host key is known", CredentialError, _UNKNOWN),
+    ("Host key verification failed|No .* host key is known", CredentialError, _UNSEEN),
     ("Permission denied|Too many authentication failures", CredentialError, REFUSED),
     ("Temporary failure in name resolution", UnreachableError, "its name cannot be looked up now"),
     ("Could not resolve hostname", ConfigError, "the name cannot be resolved"),
@@ -72,9 +72,7 @@ _FAULTS: tuple[tuple[str, type[CloudtrainError], str], ...] = (
 )
 _CURES = {
     _CHANGED: "ask whether the host was set up again; then `ssh-keygen -R {name}`, `{by_hand}`, and compare the key",
-    _UNKNOWN: (
-        "connect once by hand, `{by_hand}`, and compare the key's fingerprint (or ssh.accept_new_host_keys: true)"
-    ),
+    _UNSEEN: "connect once by hand, `{by_hand}`, and compare the key's fingerprint (or ssh.accept_new_host_keys: true)",
     REFUSED: (
         "`{by_hand}` must work without a question: `ssh-add` your key, or `ssh-copy-id {name}`; if the login asks "
         "a question (a second factor), log in once with ControlMaster, ControlPath and ControlPersist in ssh's "

@@ -159,9 +159,7 @@ def _notes(config: JobConfig) -> Iterator[str]:
         yield "SageMaker starts again after faults of its machines, not after errors of the code: retry.on `error`"
 
 
-def _own_order(
-    config: JobConfig, place: S3Location, name: str, checkpoint_uri: str, *, gathers: bool
-) -> dict[str, Any]:
+def _own_order(config: JobConfig, place: S3Location, name: str, checkpoints: str, *, gathers: bool) -> dict[str, Any]:
     """Return SageMaker's fields of the container order; paths begin at /opt/ml."""
     secrets = ParameterSecrets(place.region, f"/cloudtrain/{name}", tuple(config.secrets))
     reaches_s3 = not block_of(config).network_isolation  # an isolated container cannot reach S3
@@ -178,7 +176,7 @@ def _own_order(
             output="model",
             failure="output/failure",
             inputs={key: _input_path(config, key) for key in config.inputs},
-            copied_to=checkpoint_uri if reaches_s3 else None,
+            copied_to=checkpoints if reaches_s3 else None,
         ),
     }
 

@@ -55,10 +55,10 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     """
     body = request.body
     shipment.sending.prepares()
-    assignments = _holder_first(fleet, body, assign_hosts(body, fleet))
-    nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(assignments)]
+    seats = _holder_first(fleet, body, assign_hosts(body, fleet))
+    nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(seats)]
     job = JobSpec.load(body["spec"])
-    can_shrink = (job.min_nodes or job.nodes) < len(assignments)
+    can_shrink = (job.min_nodes or job.nodes) < len(seats)
     ref = SshRef(nodes, job.nproc_per_node, can_shrink).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
@@ -70,9 +70,9 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         asked = {"job": node.job, "root": node.root, "folders": folders, "links": links}
         calls[node.host] = Call("verbs.make", asked | made_of | {"fresh": fresh})
     _all(fleet, calls)
-    paths = archives.ship(fleet, shipment.bundle, assignments, body["ports"])
-    archives.ship_data(fleet, shipment, assignments, body["ports"])
-    made = _environments(fleet, body, assignments, nodes, paths, shipment.bundle.path)
+    paths = archives.ship(fleet, shipment.bundle, seats, body["ports"])
+    archives.ship_data(fleet, shipment, seats, body["ports"])
+    made = _environments(fleet, body, seats, nodes, paths, shipment.bundle.path)
     path = _noted(shipment.home, body["job"], body["attempt"])
     try:
         processes.make_private(path.parent)
@@ -81,10 +81,10 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
     specs = [
         agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
-        for number, seat in enumerate(assignments)
+        for number, seat in enumerate(seats)
     ]
     shipment.sending.creates()
-    _start(fleet, assignments, specs, body)
+    _start(fleet, seats, specs, body)
     return ref
 
 
@@ -175,40 +175,40 @@ def _checkpoints(fleet: Fleet, host: Host, body: Mapping[str, Any]) -> str:
     return path_on(fleet, host, body["checkpoint_dir"]) if body["checkpoint_dir"] else own
 
 
-def _holder_first(fleet: Fleet, body: Mapping[str, Any], assignments: list[Assignment]) -> list[Assignment]:
+def _holder_first(fleet: Fleet, body: Mapping[str, Any], seats: list[Assignment]) -> list[Assignment]:
     """Return the hosts, first the host with the newest checkpoint: without a shared disk only that host has the files.
 
     If that host takes no part in this attempt, the first host fetches the checkpoint.
     """
     if body["attempt"] == 1:
-        return assignments
+        return seats
     hosts = [Host(**each) for each in body["hosts"]]
     there = {host: _checkpoints(fleet, host, body) for host in hosts if fleet.channel(host).about}
     answers = fleet.ask({host: Call("copying.newest", {"folder": folder}) for host, folder in there.items()})
     newest = {host: answer.reply for host, answer in answers.items() if answer.reply}
     if not newest:
-        return assignments
+        return seats
     best = max(newest, key=lambda host: (newest[host]["step"] or 0, newest[host]["mtime"]))
-    same = [seat for seat in assignments if newest.get(seat.host, {}).get("fingerprint") == newest[best]["fingerprint"]]
+    same = [seat for seat in seats if newest.get(seat.host, {}).get("fingerprint") == newest[best]["fingerprint"]]
     if same:
-        return [same[0], *(seat for seat in assignments if seat is not same[0])]
-    say(f"{assignments[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
+        return [same[0], *(seat for seat in seats if seat is not same[0])]
+    say(f"{seats[0].host.name} fetches what was saved on {best.name}, which takes no part this time")
     offer = {"folder": there[best], "address": address_of(fleet, best), "ports": body["ports"]}
     name = newest[best]["name"] if JobSpec.load(body["spec"]).run.kind == "task" else None
     fetch = {
         **fleet.call(best, "copying.offer", offer),
         "name": name,
-        "into": there[assignments[0].host],
-        "note": _fetched_note(assignments[0], body),
+        "into": there[seats[0].host],
+        "note": _fetched_note(seats[0], body),
     }
-    fleet.call(assignments[0].host, "copying.fetch", fetch, limit_s=FETCH_S)
-    return assignments
+    fleet.call(seats[0].host, "copying.fetch", fetch, limit_s=FETCH_S)
+    return seats
 
 
 def _environments(
     fleet: Fleet,
     body: Mapping[str, Any],
-    assignments: Sequence[Assignment],
+    seats: Sequence[Assignment],
     nodes: Sequence[SshNode],
     paths: Mapping[str, str],
     bundle: Path,
@@ -220,12 +220,12 @@ def _environments(
         code = {"sha256": body["bundle"]}
         calls = {
             seat.host: Call("verbs.unpack", {**code, "path": paths[seat.host.name], "root": node.root})
-            for seat, node in zip(assignments, nodes, strict=True)
+            for seat, node in zip(seats, nodes, strict=True)
         }
         _all(fleet, calls)
         runs_in = {**runs_in, "requirements": _shipped_text(bundle, runs_in["requirements"])}
     asked = {}
-    for seat, node in zip(assignments, nodes, strict=True):
+    for seat, node in zip(seats, nodes, strict=True):
         spec = replace(
             EnvironmentSpec.load(runs_in),
             python=seat.host.python,
@@ -235,7 +235,7 @@ def _environments(
         )
         asked[seat.host] = Call("verbs.prepare", {"spec": spec.dump()})
     answers = _all(fleet, asked, BUILD_S)
-    return [PreparedEnvironment.load(answers[seat.host].reply) for seat in assignments]
+    return [PreparedEnvironment.load(answers[seat.host].reply) for seat in seats]
 
 
 def _shipped_text(bundle: Path, name: str) -> str:
@@ -292,9 +292,7 @@ def _fetched_note(seat: Assignment, body: Mapping[str, Any]) -> str:
     return f"{seat.workdir}/jobs/{body['job']}/fetched-{seat.name}.json"
 
 
-def _start(
-    fleet: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]
-) -> None:
+def _start(fleet: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any]) -> None:
     """Start node 0's agent, then the rest; if a start fails, stop all. Raises CapacityError, and the agents' errors.
 
     If several submits have each taken a part of the same hosts, the job with the smallest name keeps its hosts and
@@ -304,59 +302,55 @@ def _start(
     for number in range(TRIES):
         busy: str | None = None
         try:
-            busy = _start_all(fleet, assignments, specs, body, keep_until_s)
+            busy = _start_all(fleet, seats, specs, body, keep_until_s)
         except BaseException:
-            _give_up(fleet, assignments, specs, for_ever=True)
+            _give_up(fleet, seats, specs, for_ever=True)
             raise
         if busy is None:
             return
         is_last = number == TRIES - 1
-        _give_up(fleet, assignments, specs, for_ever=is_last)
+        _give_up(fleet, seats, specs, for_ever=is_last)
         if is_last:
             raise CapacityError(busy, hint="`cloudtrain hosts` shows who holds what; try again, or name other hosts")
         time.sleep(random.uniform(*WAIT_S))
 
 
 def _start_all(
-    fleet: Fleet,
-    assignments: Sequence[Assignment],
-    specs: Sequence[AgentSpec],
-    body: Mapping[str, Any],
-    keep_until_s: float,
+    fleet: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], body: Mapping[str, Any], keep_until_s: float
 ) -> str | None:
     """Start all agents; return the reason if a job holds a host, or None if all have started."""
-    about, token, head = {"job": body["job"], "nodes": len(assignments)}, secrets.token_hex(16), None
-    needs = {seat.host.name: body["gpus"] or 1 for seat in assignments}
-    line = {"time_s": time.time(), "needs": needs, "holders": list(range(len(assignments)))}
+    about, token, head = {"job": body["job"], "nodes": len(seats)}, secrets.token_hex(16), None
+    needs = {seat.host.name: body["gpus"] or 1 for seat in seats}
+    line = {"time_s": time.time(), "needs": needs, "holders": list(range(len(seats)))}
 
     def call(number: int) -> Call:
-        seat, spec = assignments[number], replace(specs[number], token=token, head=head)
+        seat, spec = seats[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
         if queue := body.get("queue"):
             locks["queue"] = {**queue, **line, "host": seat.host.name, "units": seat.takes}
         return Call("verbs.start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})
 
-    waiting = list(range(len(assignments)))
+    waiting = list(range(len(seats)))
     while waiting:
         now = waiting[:1] if waiting[0] == 0 else waiting  # node 0's answer has the address for the remaining agents
-        answers = _all(fleet, {assignments[number].host: call(number) for number in now}, START_S)
-        replies = {number: answers[assignments[number].host].reply for number in now}
+        answers = _all(fleet, {seats[number].host: call(number) for number in now}, START_S)
+        replies = {number: answers[seats[number].host].reply for number in now}
         head = replies.get(0, {}).get("head") or head
         refused = [number for number in now if not replies[number]["started"]]
-        why = "; ".join(_why(assignments[number], replies[number]) for number in refused)
+        why = "; ".join(_why(seats[number], replies[number]) for number in refused)
         waiting = [number for number in waiting if number in refused or number not in now]
         if refused:
-            if time.monotonic() > keep_until_s or not _comes_first(fleet, [assignments[n] for n in refused], body):
+            if time.monotonic() > keep_until_s or not _comes_first(fleet, [seats[n] for n in refused], body):
                 return why
             time.sleep(AGAIN_S)
     return None
 
 
-def _comes_first(fleet: Fleet, assignments: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
+def _comes_first(fleet: Fleet, seats: Sequence[Assignment], body: Mapping[str, Any]) -> bool:
     """Return whether the job's name sorts before the names of all jobs that hold these hosts."""
     asked = Call("survey.holders", {"lock_folder": body["gpu_locks"]})
-    answers = fleet.ask({seat.host: asked for seat in assignments}, is_urgent=True)
-    taken = {seat.host: seat.takes for seat in assignments}
+    answers = fleet.ask({seat.host: asked for seat in seats}, is_urgent=True)
+    taken = {seat.host: seat.takes for seat in seats}
     holders = [
         holder
         for host, answer in answers.items()
@@ -373,10 +367,10 @@ def _why(seat: Assignment, reply: Mapping[str, Any]) -> str:
     return f"{seat.host.name}: {reply['why']}"
 
 
-def _give_up(fleet: Fleet, assignments: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
+def _give_up(fleet: Fleet, seats: Sequence[Assignment], specs: Sequence[AgentSpec], *, for_ever: bool) -> None:
     calls = {
         seat.host: Call("verbs.give_up", {"root": spec.root, "for_ever": for_ever})
-        for seat, spec in zip(assignments, specs, strict=True)
+        for seat, spec in zip(seats, specs, strict=True)
     }
     fleet.ask(calls, is_urgent=True)
 

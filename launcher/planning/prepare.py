@@ -95,23 +95,21 @@ def prepare(
         plan = plans.make(config, capacity, spent_micro)
         if config.sweep is not None and shipped is None:
             refuse(plans.value_faults(config, plan))
-        folder, most = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
+        code, most = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
         exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
-        files = needed(config, folder)
-        bundle = shipped or bundles.pack(
-            folder, exclude, most, cache, scratch=dry, config_file=config_file, needed=files
-        )
+        files = needed(config, code)
+        bundle = shipped or bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
         dry_id = f"{config.name}-{DRY_SUFFIX}"
         request = backend.request(plan, config, dry_id, 1, bundle.sha256)
-        checked = _checked(backend, config, plan, request, None if shipped else folder)
+        checked = _checked(backend, config, plan, request, None if shipped else code)
         refuse(fault for fault in checked if not fault.is_warning)
         if (own_config := own_places(config, dry_id)) != config:  # faults name the places as written
             request = backend.request(plan, own_config, dry_id, 1, bundle.sha256)
         knows = request.runtime is not None and bool(request.runtime.torch)
         doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-        of_code = notes_of(config, folder, plan.ranks, knows_torch=knows)
+        of_code = notes_of(config, code, plan.ranks, knows_torch=knows)
         own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
-        old = _old_code(bundles.changed(shipped, folder, exclude, config_file)) if shipped else ()
+        old = _old_code(bundles.changed(shipped, code, exclude, config_file)) if shipped else ()
         warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
         notes = (*request.notes, *parent, *along, *warned)
         warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region

@@ -29,6 +29,7 @@ ALWAYS_IGNORED_ENDINGS = (".pyc", ".egg-info")
 GENERATOR = "cloudtrain report"  # as in the head of a report's HTML
 _BEGINNING = 4000  # bytes in which a report identifies itself
 MB = 1_000_000
+ONLY = "the code: code.dir, or the place of the config"  # what a folder to ship should hold
 MOST_FAULTS = 10  # files that cannot be shipped, named in the errors
 
 
@@ -83,11 +84,9 @@ def collect(folder: Path, exclude: Iterable[str] = ()) -> list[str]:
     return sorted(_found(folder, exclude)[1])
 
 
-def check(
-    folder: Path, exclude: Iterable[str], max_bytes: int, needed: Iterable[tuple[str, str]] = ()
-) -> dict[str, int]:
+def check(folder: Path, exclude: Iterable[str], most: int, needed: Iterable[tuple[str, str]] = ()) -> dict[str, int]:
     """Return the files to ship, sorted, with their sizes. Raises ConfigError with every fault found."""
-    sizes, secrets = look(folder, exclude, max_bytes, needed)
+    sizes, secrets = look(folder, exclude, most, needed)
     secrets.read()
     refuse_files(secrets.faults())
     return sizes
@@ -139,11 +138,7 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
             yield Fault(message, key, hint=hint, is_warning=is_data)
 
 
-def refuse_files(
-    faults: Iterable[Fault],
-    more: Iterable[Fault] = (),
-    only: str = "the code: code.dir, or the place of the config",
-) -> None:
+def refuse_files(faults: Iterable[Fault], more: Iterable[Fault] = (), only: str = ONLY) -> None:
     """Raise ConfigError if there are faults, with the first faults of files and their number."""
     faults = list(faults)
     if len(faults) > MOST_FAULTS:
