@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.launcher.backend import Backend, Cleans, Lists, Machines, Seekable
+from cloudtrain.launcher.backend import Backend, Cleans, Lists, Machines, Ready, Seekable
 
 if TYPE_CHECKING:
-    from cloudtrain.launcher.backend import Capacity, Check, Chosen, Cursor, JobRef, LogPage, Request, Shipment
+    from cloudtrain.launcher.backend import Capacity, Check, Chosen, Cursor, JobRef, LogPage, Request
     from cloudtrain.launcher.config.schema import JobConfig
     from cloudtrain.launcher.errors import Fault
     from cloudtrain.launcher.rehearsal.stage import Rehearsal, Stage
@@ -80,6 +80,7 @@ class Adapter:
 class HostsAdapter(Adapter):
     """A backend whose hosts are reached by ssh; holds the channels to all hosts."""
 
+    ready = handed(Ready.ready, "jobs_send")
     send = handed(Backend.send, "jobs_send")
     find = handed(Backend.find, "jobs_send")
     jobs = handed(Lists.jobs, "jobs_send")
@@ -102,10 +103,6 @@ class HostsAdapter(Adapter):
         with self._opening:
             self._fleet = self._fleet or calls.open_fleet()
             return self._fleet
-
-    def ready(self, request: Request, shipment: Shipment) -> None:
-        """Check that a send from here is possible. Raises ConfigError, CredentialError, UnreachableError."""
-        self.duty("jobs_send", "ready")(self.connections, request)
 
     def logs_with(
         self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False

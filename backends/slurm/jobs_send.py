@@ -37,7 +37,7 @@ JOIN_S = 300.0  # a node's prologue may take minutes
 TELL_S = 60.0  # of expected wait, from which on a message names the start
 
 
-def ready(fleet: Fleet, request: Request) -> None:
+def ready(fleet: Fleet, request: Request, shipment: Shipment) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
     start = submission.would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
     if start is None:

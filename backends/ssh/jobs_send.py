@@ -42,7 +42,7 @@ WAIT_S = (0.5, 2.0)
 KEEP_S, AGAIN_S = 10.0, 0.3  # the competing submits need a round trip each to give up
 
 
-def ready(fleet: Fleet, request: Request) -> None:
+def ready(fleet: Fleet, request: Request, shipment: Shipment) -> None:
     """Open the channels that `send` uses. Raises an error if fewer hosts answer than the job needs."""
     require_answers(request.body, fleet)
 
