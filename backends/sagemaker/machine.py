@@ -33,6 +33,7 @@ LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0
 _CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")
 _TRAINIUM = re.compile(r"ml\.(trn|inf)\d")
 _NEURON = re.compile(r"(?i)trainium|inferentia")
+_REGION = re.compile(r"[a-z]{2,6}(-[a-z]+)+-\d+")
 _ROLE = re.compile(r"arn:aws[a-z-]*:iam::(\d{12}):role/.+")
 
 
@@ -97,6 +98,10 @@ def place_of(config: JobConfig) -> S3Location:
     if region is None:
         hint = "write `region: eu-west-1`, or export AWS_REGION"
         faults.append(Fault("no AWS region", key="sagemaker.region", hint=hint))
+    elif not _REGION.fullmatch(region):
+        near = _REGION.match(region.lower())  # with the letter of a zone, or in capitals
+        hint = f"did you mean `{near[0]}`?" if near else "as in eu-west-1"
+        faults.append(Fault(f"`{region}` is not a region", key="sagemaker.region", hint=hint))
     account = account_of(block.role or "")
     if block.role is None:
         hint = "the ARN of a role that SageMaker may take on: see docs/tutorials/sagemaker.md"
