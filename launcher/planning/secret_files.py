@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.notices.receivers import RECEIVERS
@@ -21,6 +21,7 @@ from ..errors import Fault, Place
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
+    from ..config.yamlfile import KeyPath
 
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
@@ -59,11 +60,13 @@ _RANDOM = r"(?!(?i:%\(|[\w.-]*(?:pass|secret|token|changeme|user|postgres)))([^\
 _ANY = (
     (_PASSWORD, re.compile(rb"://[^\s/:@'\"<>]{0,100}:[^\s/@'\"<>${}\\]{3,200}@")),
     (_SIGNATURE, re.compile(rb"[?&](?:sig|X-(?:Amz|Goog)-Signature)=[^\s&'\"<>${}]{6,}")),
-    (_TOKEN, re.compile(rb"://(?=[^\s@:/]*\d)\w{12,200}:?@(?![\w.-]*sentry)")),  # where a user's name stands
+    (_TOKEN, re.compile(rb"https?://(?=[^\s@:/]*\d)\w{12,200}:?@(?![\w.-]*sentry)")),  # where a user's name stands
     ("a token in a header", re.compile(rb"(?i)\bauthorization: *(?:bearer|basic|token) +[\w.~+/=-]{12,}")),
     (_TOKEN, re.compile(rb"[?&]\w{0,20}(?:token|api_?key|password)=[^\s&'\"<>${}]{6,}", re.IGNORECASE)),
 )
-_OF_PIP = re.compile(r".*(requirements|constraints).*\.(txt|in)|(.*/)?pyproject\.toml")
+_OF_PIP = re.compile(
+    r".*(requirements|constraints).*\.(txt|in)|(.*/)?(pyproject\.toml|(environment|conda)[\w-]*\.ya?ml)"
+)
 _SIGNATURES = {"sig": r"[\w%+/=-]{43,}", "X-Amz-Signature": "[0-9a-f]{64}", "X-Goog-Signature": "[0-9a-fA-F]{64,}"}
 
 # A kind of secret, a fixed part of its text, and its regular expression; a group is the secret in the match.
@@ -82,6 +85,7 @@ _SHAPES = [
         ("a GitLab token", "glpat-", r"glpat-[\w-]{20}"),
         ("a Hugging Face token", "hf_", r"hf_[A-Za-z0-9]{34}(?!\w)"),
         ("a Weights & Biases key", "WANDB_API_KEY", r"WANDB_API_KEY\W{1,6}[0-9a-f]{40}\b"),
+        ("a Weights & Biases key", "wandb login", r"wandb login (?:--\S+ )*([0-9a-f]{40})\b"),
         ("a Weights & Biases key", "wandb.login", r"wandb\.login\([^)]{0,40}[0-9a-f]{40}\b"),
         ("an OpenAI key", "T3BlbkFJ", r"sk-[\w-]{20,}T3BlbkFJ[\w-]{20}"),
         ("an Anthropic key", "sk-ant-", r"sk-ant-[a-z0-9]+-[\w-]{80}"),
@@ -95,7 +99,7 @@ _SHAPES = [
         ("a Vault token", "hvs.", r"hvs\.[\w-]{90}"),
         ("a Terraform token", ".atlasv1.", r"[a-zA-Z0-9]{14}\.atlasv1\.[\w=-]{60}"),
         (_PASSWORD, "://", rf"://[^\s/:@'\"<>]{{0,100}}:{_RANDOM}@(?!localhost|127\.)[\w.\[]"),
-        (_TOKEN, "://", r"://([\w-]{20,200}):?@(?![\w.-]*sentry)[\w-]+\."),
+        (_TOKEN, "://", r"://(?<=p://|s://)(?<=http://|ttps://)([\w-]{20,200}):?@(?![\w.-]*sentry)[\w-]+\."),
         *((_SIGNATURE, f"{name}=", rf"{name}=({form})") for name, form in _SIGNATURES.items()),
         *(
             (_TOKEN, f"{name}=", rf"[?&]\w{{0,20}}{name}=([\w.~%+/-]{{20,}})")
@@ -110,7 +114,7 @@ _PLACEHOLDER = re.compile(rb"example|placeholder|x{4}|\*{4}|\.{4}|abcdefg|123456
 _REFERENCE = re.compile(r"\$\{(\w+)")
 _FEWEST = 9  # fewest different characters; below 9 a text has under 3 bits a character (gitleaks' bound): `hf_aaaa...`
 _SECRET_VARIABLE = re.compile(
-    r"(?:^|_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
+    r"(?:^|_)(?<!(?:PAD|EOS|BOS|UNK|SEP|CLS)_)(?:(?:API|ACCESS|SECRET|PRIVATE|ACCOUNT|AUTH)_?KEY|SECRET|TOKEN|PASSWORD|PASSWD|PAT|WEBHOOK(?:_URL)?)$",
     re.IGNORECASE,
 )
 
@@ -191,7 +195,7 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
         for path, leaf in yamlfile.scalars(yamlfile.from_data(values, Place("", 0, 0, "")), (key,)):
             value, step = leaf.text, str(path[-1])
             place, node = written.get((value if by_text else path, value), (path, None))
-            variables = [*(_REFERENCE.findall(node.shown) if node else ()), *([step] if key == "env" and value else ())]
+            variables = [*(_REFERENCE.findall(node.shown) if node else ()), _name(path, value, values)]
             variable = next(filter(secret_name, variables), None)
             kind = token_in(value)
             if variable is not None or kind is not None:
@@ -200,6 +204,16 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
                 what = f"holds {kind}, and is" if kind else "looks secret, and is"
                 reads = _READERS.get(key, _BY_ROLE)
                 yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
+
+
+def _name(path: KeyPath, value: str, values: Any) -> str:
+    """Return the name of a value: a variable's, a key's of `raw`, or the option's of a random argument."""
+    if path[0] not in ("args", "resume_args"):
+        return str(path[-1]) if value and (path[0] == "env" or "raw" in path) else ""
+    option, equals, word = value.partition("=")
+    option, word = (option, word) if equals else (values[int(path[-1]) - 1], value)
+    is_random = option.startswith("--") and re.fullmatch(r"(?=.*\d)[\w~+-]{16,}=*", word)
+    return option.strip("-").replace("-", "_").upper() if is_random else ""
 
 
 def token_in(text: str) -> str | None:

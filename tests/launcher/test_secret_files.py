@@ -131,7 +131,7 @@ def test_secret_in_an_address_is_found(address: str, form: str, faults: Callable
     assert (fault.message, fault.place and fault.place.line) == (f"`a/b.py` holds {ADDRESSES[address]}", 2)
 
 
-@pytest.mark.parametrize("file", ["requirements.txt", "sub/requirements-gpu.txt", "requirements/base.in"])
+@pytest.mark.parametrize("file", ["sub/requirements-gpu.txt", "requirements/base.in", "environment.yml"])
 def test_each_password_in_a_requirements_file_counts(file: str, faults: Callable[..., list[Fault]]) -> None:
     """There a short password is no example, and the hint has the form that pip fills in."""
     (fault,) = faults({file: "--index-url https://ci:pw1@pypi.corp/simple\n"})
@@ -149,6 +149,7 @@ def test_each_password_in_a_requirements_file_counts(file: str, faults: Callable
         "url = https://files.pythonhosted.org/packages/ab/cd#sha256=0123 see a@b.example or http://localhost:8080/@x",
         "jobs = client.get(f'{url}?token={token}&private_token=' + secret_of_environment)",
         "https://0123456789abcdef0123456789abcdef@o12345.ingest.sentry.io/42",
+        "abfss://training-data-2024-prod@corp.dfs.core.windows.net/x and ssh://a-long-deploy-user-7@host.corp/x",
         f"-----BEGIN {BLOCK}",
         f"-----BEGIN {BLOCK}\\n...\\n-----END {BLOCK}",
         "AKIAIOSFODNN7EXAMPLE",
@@ -218,8 +219,14 @@ def test_validate_reports_a_secret_file_with_further_faults(cli: Cli, project: M
 def test_names_of_secret_variables_are_recognised() -> None:
     """A name that merely contains `token` or `key` is plain."""
     secret = ["HF_TOKEN", "TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD"]
-    plain = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"]
+    plain = ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PAD_TOKEN", "SORT_KEY", "AUTHOR", "PATH", "COMPAT"]
     assert [name for name in (*secret, *plain) if secret_files.secret_name(name)] == secret
+
+
+def test_key_in_a_login_is_found() -> None:
+    """The command of Weights & Biases takes the key as a word; a login without a key is plain."""
+    assert secret_files.token_in(f"wandb login --relogin {drawn(40, HEX)}") == "a Weights & Biases key"
+    assert secret_files.token_in("wandb login --relogin && python train.py") is None
 
 
 TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
@@ -238,6 +245,9 @@ TOKEN = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"[:34].swapcase()[::-1]
         ("setup: [pip install -i https://a:pw1@corp.example/ x]\n", "setup.0 holds a password in an address"),
         ("setup: [git clone https://Qx7fKd92LmPz@github.com/a/b]\n", "setup.0 holds a token in an address"),
         ("setup: ['curl -H \"Authorization: Bearer Qx7fKd92LmPz\" a']\n", "setup.0 holds a token in a header"),
+        ("args: {lr: 1, hub-token: Qx7fKd92LmPz5rTy}\n", "write `secrets: [HUB_TOKEN]` and export HUB_TOKEN"),
+        ("args: [--api_key=Qx7fKd92LmPz5rTy]\n", "args.0 looks secret"),
+        ("sagemaker: {raw: {Environment: {DB_PASSWORD: a}}}\n", "sagemaker.raw.Environment.DB_PASSWORD looks secret"),
         ("tags: {at: 'https://a:pw1@corp.example/'}\n", "cloudtrain.yaml:3:12, tags.at holds a password"),
     ],
 )
