@@ -198,7 +198,8 @@ def _run_user_code(kind: str, command: list[str]) -> None:
     if kind == "script":
         sys.path[0] = str(Path(target).resolve().parent)  # the value was the current folder, as under `python -m`
     # Last: a file at the code's root must hide no module of the standard library and no installed package.
-    sys.path += [root for root in [os.environ.get("CLOUDTRAIN_CODE_DIR")] if root and root not in sys.path]
+    roots = [folder and str(Path.cwd()), os.environ.get("CLOUDTRAIN_CODE_DIR")]
+    sys.path += [root for root in roots if root and root not in sys.path]
     if kind == "module":
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return

@@ -108,11 +108,14 @@ def test_packages_at_the_codes_root_are_found_last(tmp_path: Path, kind: str) ->
         (place / ("installed.py" if place.name == "installed" else "own.py")).write_text(f"AT = {place.name!r}\n")
     for name in ("installed", "colorsys", "own"):
         (code / f"{name}.py").write_text("AT = 'code'\n")
+    (code / "pipeline/deep").mkdir()
+    (code / "pipeline/deep/near.py").write_text("import own, mine\nprint(own.AT)\n")
     (code / "pipeline/train.py").write_text("import colorsys, installed, mine, own\ncolorsys.hls_to_rgb\nprint(own.AT)")
     path = {"PYTHONPATH": f"{Path(__file__).parents[2] / 'typings'}{os.pathsep}{tmp_path / 'installed'}"}
     told = {"CLOUDTRAIN_CODE_DIR": str(code), "CLOUDTRAIN_WORKDIR": "pipeline", **path}
-    ended = run(tmp_path, kind, {"script": "pipeline/train.py", "module": "train"}[kind], **told)
-    assert ended.stdout == "pipeline\n", ended.stderr
+    for target in {"script": ("pipeline/train.py", "pipeline/deep/near.py"), "module": ("train", "deep.near")}[kind]:
+        ended = run(tmp_path, kind, target, **told)
+        assert ended.stdout == "pipeline\n", ended.stderr
 
 
 def test_source_of_the_script_is_found_from_any_folder(tmp_path: Path) -> None:
