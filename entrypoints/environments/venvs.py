@@ -365,7 +365,7 @@ def _lines(text: str, folder: Path, start: Path, named: list[_Named]) -> Iterato
         if option and option[1] in ("-e", "--editable"):
             raise Refused(
                 f"the requirements say `{line}`, but the environment is not this job's alone and outlives its folder;"
-                " leave `-e` out, or write `setup: [pip install -e .]` in place of the line; without an installation"
+                f" leave `-e` out, or write `setup: [pip install {line}]` in place of the line; without an installation"
                 " the ranks find modules beside the script, at the code's root, and by `env: {PYTHONPATH: src}` in src"
             )
         if option is None:

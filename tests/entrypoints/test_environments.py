@@ -181,6 +181,7 @@ def test_key_takes_remote_requirements_as_text(ask: dict[str, Any], line: str) -
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("-e ./lib", r"leave `-e` out, or write `setup: \[pip install -e \./lib\]`"),
         ("-e .", r"outlives its folder.*`setup: \[pip install -e \.\]`.*code's root.*PYTHONPATH: src"),
         ("-r gone.txt", "excluded"),
         ("./gone.whl", "excluded"),
