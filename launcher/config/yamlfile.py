@@ -50,6 +50,7 @@ _RANKS = re.compile(rf"(?:CLOUDTRAIN_\w*|{'|'.join(variables.OF_TORCHRUN)})\}}",
 _OF_NODE = {"args": _RANKS, "resume_args": _RANKS, "env": _JOBS, "setup": _JOBS}
 _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}?")
 _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+_OF_AZURE = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)")  # Azure ML fills these in
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhook|_url$", re.IGNORECASE)
 
 # A part of the parser's message (libyaml's and PyYAML's words differ a little) -> the problem, the fix.
@@ -434,6 +435,9 @@ class _Builder:
             name = _VARIABLE.fullmatch(match[1])
             if name is None or not match[0].endswith("}"):
                 hint = "write `${NAME}` or `${NAME:-default}`; `$${` keeps a `${` as it is"
+                if theirs := _OF_AZURE.match(match[0]):
+                    own = f"INPUT_{theirs[2].upper()}" if theirs[1] == "inputs" else "OUTPUT_DIR"
+                    hint = f"write `$CLOUDTRAIN_{own}`, a path on the node; `$${{` keeps a `${{` as it is"
                 self._fault(f"`{match[0]}` is not a variable", self.source.at(start), hint)
                 return ""
             secret = secret or bool(SECRET_NAME.search(name[1]))

@@ -131,6 +131,7 @@ def test_invalid_references_are_refused(text: str) -> None:
     fault = only_fault(f"key: {text}")
     assert "is not a variable" in fault.message
     assert "$${" in fault.hint
+    assert ("write `$CLOUDTRAIN_INPUT_X`" in fault.hint) == ("inputs.x" in text)
 
 
 def test_secret_variables_are_not_shown() -> None:
