@@ -34,10 +34,12 @@ _JOINS = re.compile(
 # A file run by a command, or by a shell for the command; the first line of a shell script.
 _RUN = re.compile(r"(?:^\s*|[;&|(]\s*)(?:(?:source|\.|(?:ba|z|k|da)?sh)\s+(?:-\S+\s+)*)?([\w./\\-]+)")
 _SHELL = re.compile(r"#!.*sh\b")
-_IMPORTED = re.compile(r"^(?:import|from)[ \t]+(\w+)", re.MULTILINE)
+_IMPORTED = re.compile(r"^[ \t]*(?:import|from)[ \t]+(\w+)", re.MULTILINE)
 _ACCELERATED = re.compile(r"Accelerator|\b(?:transformers|trl)\b.*Trainer", re.DOTALL)
 _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
+# A rank for each host of SageMaker, as in AWS's examples for one process a host.
+_BY_HOST = re.compile(r"SM_CURRENT_HOST.*(?:environ\[.RANK.\]\s*=|init_process_group\([^)]*\brank\s*=)", re.DOTALL)
 _OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
@@ -76,13 +78,21 @@ def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bo
         yield from _of_platforms(config, program, text_of(folder / program))
         yield from _elsewhere(config, program, folder)
     if entry := config.script or (config.module and f"{config.module.replace('.', '/')}.py"):
+        text = text_of(folder / entry)
         if several and not config.distributed.allow_alone:
-            yield from _meeting(config, entry, text_of(folder / entry))
+            yield from _meeting(config, entry, text)
+        if ranks > config.resources.instances and _BY_HOST.search(text) and not re.search("(?i)local_?rank", text):
+            yield f"{entry} gives each host one rank (SM_CURRENT_HOST): set `distributed.nproc_per_node: 1`"
         yield from _accelerate(config, entry, folder)
         yield from _launchers(config, entry, folder)
     words = [*config.args, *config.resume_args]
     if left := [name for word in words for name in _OF_SHELL.findall(word) if name not in variables.OF_TORCHRUN]:
-        yield f"args: no shell replaces {quoted(f'${name}' for name in dict.fromkeys(left))}: the script gets this text"
+        names = quoted(f"${name}" for name in dict.fromkeys(left))
+        theirs = "".join(f"'{name}" for name in left)
+        ours = dict.fromkeys(each for backend in variables.OF_PLATFORMS for each in _names(theirs, backend).values())
+        own = [f"${name}" for name in ours if name.isupper()]
+        use = f"; write {quoted(own)}" if own else ""
+        yield f"args: no shell replaces {names}: the script gets this text{use}"
 
 
 def _submodules(folder: Path) -> Iterator[str]:
@@ -157,7 +167,12 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
             theirs: ours
             for theirs, ours in _names(text, backend).items()
             if not (theirs in config.env or (ours and (ours in words or ours in here.values())))
-            and not re.search(rf"[\"']{re.escape(theirs)}[\"'] (?:not )?in ", text)  # the script serves both
+            # The script serves both, or reads a number with a default.
+            and not re.search(rf"[\"']{re.escape(theirs)}[\"'] (?:not )?in ", text)
+            and (
+                re.search("_DIR|INPUT", ours)
+                or not re.search(rf"get(?:env)?\([\"']{re.escape(theirs)}[\"']\s*{',' if ours else '[,)]'}", text)
+            )
             and (not backend or theirs not in nobodys)
         }
         use = ", ".join(dict.fromkeys(filter(None, lost.values())))
@@ -167,7 +182,8 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
             yield f"{script} uses {', '.join(lost)}, which {whose}{f': use {use}{own}' if use else ''}"
     for theirs, ours in here.items():
         name = ours.removeprefix("CLOUDTRAIN_INPUT_").lower()
-        if name != ours.lower() and re.search(rf"environ\[.{theirs}.\]", text) and name not in config.inputs:
+        is_there = name in map(str.lower, config.inputs)
+        if name != ours.lower() and re.search(rf"environ\[.{theirs}.\]", text) and not is_there:
             yield f"{script} reads {theirs}, and `inputs` has no `{name}`"
 
 
@@ -177,11 +193,13 @@ def _windows(config: JobConfig, folder: Path) -> Iterator[str]:
         path = word.rpartition("=")[2]
         if "\\" in path and kind_of(folder / (plain := path.replace("\\", "/"))):
             yield f"args: a path has slashes on the nodes: write `{plain}` in place of `{path}`"
+        elif re.match(r"[A-Za-z]:[\\/]", path):
+            yield f"args: no node has `{path}`: name the data under `inputs`, and write `$CLOUDTRAIN_INPUT_NAME` here"
     if ";" in (path := config.env.get("PYTHONPATH", "")):
         yield f"env.PYTHONPATH: a colon parts the folders on the nodes: write `{path.replace(';', ':')}`"
     for name in dict.fromkeys(name for line in config.setup for name in _RUN.findall(line)):
         plain = name.replace("\\", "/")
-        if plain != name and kind_of(folder / plain) == "file":
+        if plain != name and (kind_of(folder / plain) == "file" or re.search(r"\w\\\w", name)):
             yield f"setup: bash drops the backslashes of `{name}`: write `{plain}`"
         elif "\r\n" in (text := text_of(folder / name)) and not (name.endswith((".sh", ".bash")) or _SHELL.match(text)):
             yield f"setup: {name} has Windows line ends (CRLF), and fails on a node: sed -i 's/\\r$//' {name}"
@@ -196,7 +214,9 @@ def _elsewhere(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
         near = next((each.parent.name for each in folder.glob(f"*/{first}") if each.is_dir()), None)
         there = f"; {near}/ has it: set `distributed.workdir: {near}`, or `env.PYTHONPATH`" if near else ""
         yield f"module: `{first}` is neither in the code folder nor installed here; the nodes must have it{there}"
-    if "PYTHONPATH" in config.env or any("install" in line for line in config.setup):
+    lists = "\n".join(text_of(folder / name.partition("[")[0]) for _, name in lists_of_packages(config))
+    is_installed_there = re.search(r"^\s*\.", lists, re.MULTILINE) or any("install" in line for line in config.setup)
+    if "PYTHONPATH" in config.env or is_installed_there:
         return
     paths = (folder, (folder / script).parent, start)
     for name in dict.fromkeys(_IMPORTED.findall(text_of(folder / script))):

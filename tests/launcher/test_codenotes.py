@@ -69,6 +69,7 @@ def test_unused_requirements_of_a_script_have_a_note(folder: Path) -> None:
         ("set -e; . ./install", "setup: ./install has Windows line ends"),
         ("bash -e tools\\mend", "setup: bash drops the backslashes of `tools\\mend`: write `tools/mend`"),
         ("tools\\mend", "setup: bash drops the backslashes"),
+        (".venv\\Scripts\\activate", "setup: bash drops the backslashes"),
         ("tools/mend && pip list", ""),
         ("python install", ""),
         ("bash install.sh", ""),
@@ -106,12 +107,24 @@ def test_package_in_a_folder_on_no_path_has_a_note(folder: Path) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "__init__.py").write_text("")
     (folder / "scripts/train.py").write_text(
-        "import os\nimport beside, torch\nimport pkg_at_root.x\nfrom deep_mine import y\n"
+        "import os\nimport beside, torch\nimport pkg_at_root.x\ndef main():\n    from deep_mine import y\n"
     )
     said = "scripts/train.py imports deep_mine, which lies in src: set `env: {PYTHONPATH: src}`"
     assert notes(folder, "script=scripts/train.py") == [said]
-    for setting in ("env={PYTHONPATH: src}", "setup=[pip install -e .]"):
+    (folder / "r.txt").write_text("./src\n")
+    for setting in ("env={PYTHONPATH: src}", "setup=[pip install -e .]", "requirements=r.txt"):
         assert notes(folder, "script=scripts/train.py", setting) == []
+
+
+def test_script_with_a_rank_for_each_host_has_a_note(folder: Path) -> None:
+    """AWS's example for MNIST: with a rank for each GPU, four ranks would each train alone on all of the data."""
+    text = "import torch.distributed as d\nrank = hosts.index(os.environ['SM_CURRENT_HOST'])\n"
+    (folder / "train.py").write_text(f"{text}d.init_process_group('nccl', rank=rank, world_size=2)\n")
+    config = configs.load(folder / "cloudtrain.yaml", overrides=["resources.instances=2"], backend="sagemaker")
+    said = ["train.py gives each host one rank (SM_CURRENT_HOST): set `distributed.nproc_per_node: 1`"]
+    assert [list(notes_of(config, folder, ranks)) for ranks in (8, 2)] == [said, []]
+    (folder / "train.py").write_text(f"{text}os.environ['RANK'] = str(8 * rank + local_rank)\n")
+    assert list(notes_of(config, folder, 8)) == []
 
 
 def test_empty_submodule_has_a_note(folder: Path) -> None:
@@ -206,6 +219,12 @@ TWO_RANKS = ("distributed.nproc_per_node=2",)
             ("args=[$HOME/a, '$${SLURM_JOB_ID}', $RANK, $$HOME, '$${oc.env:HOME}', $CLOUDTRAIN_JOB]",),
             "args: no shell replaces `$HOME`, `$SLURM_JOB_ID`: the script",
         ),
+        (
+            "import torch\n",
+            ("args=[$SM_CHANNEL_TRAIN, $SM_HPS]",),
+            "args: no shell replaces `$SM_CHANNEL_TRAIN`, `$SM_HPS`: the script gets this text; write `$CL",
+        ),
+        ("import torch\n", ("args=['--data=C:/data']",), "args: no node has `C:/data`: name the data under `inputs`"),
         ("import torch\n", ("args=[$RANK, $$HOME, '$${oc.env:HOME}', '$${RANK}', US$]",), None),
         (
             "import torch\n",
@@ -271,6 +290,14 @@ SAVES = "import os, torch\ntorch.save({}, os.environ[%s] + '/a')\n"
         ),
         ("sagemaker", "SM_CHANNEL_A", (), ["train.py saves", "train.py reads SM_CHANNEL_A, and `inputs` has no `a`"]),
         ("sagemaker", "SM_CHANNEL_A", ("inputs={a: s3://bucket/a/}", "keep=[x]"), []),
+        ("sagemaker", "SM_CHANNEL_A", ("inputs={A: s3://bucket/a/}", "keep=[x]"), []),
+        (
+            "local",
+            "SM_NETWORK_INTERFACE_NAME",
+            (),
+            ["train.py saves", "train.py uses SM_NETWORK_INTERFACE_NAME"],
+        ),
+        ("ssh", "CLOUD_ML_JOB_ID", (), ["train.py saves", "train.py uses CLOUD_ML_JOB_ID, which only Google Vertex"]),
     ],
 )
 def test_variables_of_one_platform_have_a_note_elsewhere(
@@ -288,6 +315,7 @@ def test_variables_of_one_platform_have_a_note_elsewhere(
         "d = os.environ['SM_MODEL_DIR'] if 'SM_MODEL_DIR' in os.environ else 'out'\n",
         "d = os.environ.get('SM_MODEL_DIR', os.environ.get('CLOUDTRAIN_OUTPUT_DIR'))\n",
         "# as SM_MODEL_DIR in SageMaker\ncuda = 'SM_80'\n",
+        "n = int(os.environ.get('SM_NUM_GPUS', 1))\nrun = os.getenv('AZUREML_RUN_ID')\n",
     ],
 )
 def test_script_that_serves_several_platforms_has_no_note(folder: Path, text: str) -> None:
