@@ -220,7 +220,11 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
     """Yield the faults of inputs with a place for each backend: an unknown backend, no place for the job's backend."""
     inputs, chosen = given(root, "inputs"), given(root, "backend")
     backend = schema.backend_in(chosen.data() if chosen else None)
+    variables_of: dict[str, str] = {}
     for name, entry in inputs.value.items() if inputs and isinstance(inputs.value, dict) else ():
+        if (other := variables_of.setdefault(name.upper(), name)) != name:
+            message = f"`{other}` and `{name}` are one variable, CLOUDTRAIN_INPUT_{name.upper()}"
+            yield Fault(message, f"inputs.{name}", entry.place, "give one of the two another name")
         places = entry.node.value if isinstance(entry.node.value, dict) else {backend: None}
         unknown = [other for other in places if other not in BUILT_IN and other not in plugins()]
         for other in unknown:
