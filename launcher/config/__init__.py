@@ -309,20 +309,26 @@ def cured(config: JobConfig, faults: Sequence[Fault]) -> JobConfig | None:
 
 def _sound(model: type[JobConfig], data: dict[str, Any], keys: Sequence[str]) -> JobConfig | None:
     """Return the config without the faulty keys; None if the remaining keys are not a valid config."""
-    for key in dict.fromkeys(keys):
-        _cure(data, tuple(key.split(".")))
-    for _ in range(2):
+    paths: list[KeyPath] = [tuple(key.split(".")) for key in keys]
+    for _ in range(3):
+        places: list[KeyPath] = []
         try:
-            return model.model_validate(data)
+            sound = model.model_validate(data)
         except ValidationError as error:
-            for each in error.errors():
-                _cure(data, each["loc"])
+            places = [each["loc"] for each in error.errors()]
+        if not places and not paths:
+            return sound
+        # A faulty entry is removed alone, though the fault is that of the mapping.
+        places += [path for path in paths if not any(place[: len(path)] == path for place in places)]
+        for place in dict.fromkeys(places):
+            _cure(data, place)
+        paths = []
     return None
 
 
 def _cure(data: dict[Any, Any], path: KeyPath) -> None:
     """Remove the key; in place of a missing key, set the schema's example."""
-    section = data
+    section, path = data, path[:1] if path[:2] == ("sweep", "space") else path  # no space suits each job
     for step in path[:-1]:
         if not isinstance(section.setdefault(step, {}), dict):
             path = (step,)  # the key is in a list

@@ -15,7 +15,7 @@ from typing import Any
 from cloudtrain.entrypoints.rank import variables
 from cloudtrain.entrypoints.stores import STORES, forms
 from cloudtrain.entrypoints.sweep.search import BATCH, COPYING, PAUSING
-from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions, grid
+from cloudtrain.entrypoints.sweep.space import Dimension, SpaceError, dimensions, grid
 
 from ..backend_table import BUILT_IN, PLACES, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
@@ -343,12 +343,17 @@ def _sweep(root: YamlNode) -> Iterator[Fault]:
     written = node.data() if node is not None else None
     if not isinstance(written, dict) or not isinstance(written.get("space"), dict):
         return
-    for key in written["space"]:
+    space: list[Dimension] = []
+    for key, form in written["space"].items():
         if problem := _no_dimension(root, str(key)):
             yield _at(root, "sweep.space", *problem)
+        try:
+            space += dimensions({key: form})
+        except SpaceError as error:
+            yield _at(root, "sweep.space", f"`{error.key}`: {error.message}", error.hint)
+    is_grid, trials = written.get("algorithm") == "grid", written.get("trials")
     try:
-        space, trials = dimensions(written["space"]), written.get("trials")
-        count = len(grid(space)) if written.get("algorithm") == "grid" else 0
+        count = len(grid(space)) if is_grid and len(space) == len(written["space"]) else 0
         if isinstance(trials, int) and trials < count:
             hint = f"`trials: {count}`, or leave it out"
             yield _at(root, "sweep.trials", f"the grid has {count} trials", hint)

@@ -46,11 +46,14 @@ azureml.compute""",
         """\
 image: "a b"
 resources: {accelerators: "A10G:3"}
-inputs: {a: data}
+inputs: {a: data, A: "gs://bucket/x", b-c: data}
 env: {AIP_MODEL_DIR: x}
+sweep: {metric: loss, algorithm: random, trials: 2, space: {args.a: {log: [1, -1]}, args.b: 3}}
 vertex: {project: P, location: mars, staging_bucket: My_Bucket}
 """,
-        "image resources.accelerators inputs.a env vertex.project vertex.location vertex.staging_bucket",
+        """\
+image resources.accelerators inputs.a inputs.A inputs.b-c env sweep.space sweep.space vertex.project vertex.location
+vertex.staging_bucket""",
     ),
 }
 
