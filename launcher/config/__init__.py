@@ -328,7 +328,8 @@ def _sound(model: type[JobConfig], data: dict[str, Any], keys: Sequence[str]) ->
 
 def _cure(data: dict[Any, Any], path: KeyPath) -> None:
     """Remove the key; in place of a missing key, set the schema's example."""
-    section, path = data, path[:1] if path[:2] == ("sweep", "space") else path  # no space suits each job
+    # No space suits each job, and no limit each price.
+    section, path = data, path[:1] if path[:2] in (("sweep", "space"), ("budget", "limit")) else path
     for step in path[:-1]:
         if not isinstance(section.setdefault(step, {}), dict):
             path = (step,)  # the key is in a list

@@ -99,6 +99,17 @@ def test_short_budget_hides_no_fault(cli: Any, folder: Path) -> None:
     assert cli("plan", cwd=folder).code == 6
 
 
+@pytest.mark.parametrize("limit", ["20 USD", "much"])
+def test_budget_without_a_price_hides_no_fault(cli: Any, folder: Path, limit: str) -> None:
+    """No price is known without a region, or the limit is no amount: the checks go on without the budget."""
+    text = (
+        f"{COMMON}backend: azureml\nimage: 'a b'\nbudget: {{limit: {limit}}}\n"
+        "resources: {accelerators: 'A100:1'}\ninputs: {a: data}\n"
+        "azureml: {subscription: 11111111-2222-3333-4444-555555555555, resource_group: r, workspace: w}\n"
+    )
+    assert keys_of(cli, folder, text, "validate") == ["image", "budget.limit", "inputs.a"]
+
+
 def test_faults_of_a_replaced_machine_do_not_count(cli: Any, folder: Path) -> None:
     """In place of a faulty machine others are tried, and what would be wrong with one of them is not reported."""
     text = (
