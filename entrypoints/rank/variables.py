@@ -42,7 +42,8 @@ OF_PLATFORMS = {
         "/opt/ml/input/config/resourceconfig.json /opt/ml/input/config/inputdataconfig.json",
     },
     "azureml": {
-        "CLOUDTRAIN_OUTPUT_DIR": "AZURE_ML_OUTPUT_*",
+        "CLOUDTRAIN_OUTPUT_DIR": "AZURE_ML_OUTPUT_output",
+        "CLOUDTRAIN_CHECKPOINT_DIR": "AZURE_ML_OUTPUT_checkpoints",
         "CLOUDTRAIN_INPUT_*": "AZURE_ML_INPUT_*",
         "": "AZUREML_*",
     },
@@ -54,6 +55,7 @@ OF_PLATFORMS = {
     },
     "": {
         "CLOUDTRAIN_INPUT_*": "AIP_TRAINING_DATA_URI AIP_VALIDATION_DATA_URI AIP_TEST_DATA_URI AZUREML_DATAREFERENCE_*",
+        "CLOUDTRAIN_OUTPUT_DIR": "AZURE_ML_OUTPUT_*",
         "the options of `args`": "/opt/ml/input/config/hyperparameters.json",
         "": "AIP_DATA_FORMAT",
     },

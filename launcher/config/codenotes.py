@@ -40,6 +40,8 @@ _PLACES = re.compile(r"MASTER_|WORLD_SIZE|RANK|init_method|tcp:|local[_-]rank")
 _OF_ENVIRONMENT = re.compile(r"environ|getenv|RANK|WORLD_SIZE|MASTER_|is_(torchelastic|initialized|launched)|launcher")
 # A rank for each host of SageMaker, as in AWS's examples for one process a host.
 _BY_HOST = re.compile(r"SM_CURRENT_HOST.*(?:environ\[.RANK.\]\s*=|init_process_group\([^)]*\brank\s*=)", re.DOTALL)
+# Behind the name of a variable, where the variable may be missing; of a variable without a substitute.
+_DEFAULT = (r"[\"']\s*(?:,|\)\s*(?:is|or|and|:))", r"[\"']\s*[,)]")
 _OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
@@ -170,8 +172,7 @@ def _of_platforms(config: JobConfig, script: str, text: str) -> Iterator[str]:
             # The script serves both, or reads a number with a default.
             and not re.search(rf"[\"']{re.escape(theirs)}[\"'] (?:not )?in ", text)
             and (
-                re.search("_DIR|INPUT", ours)
-                or not re.search(rf"get(?:env)?\([\"']{re.escape(theirs)}[\"']\s*{',' if ours else '[,)]'}", text)
+                re.search("_DIR|INPUT", ours) or not re.search(rf"get(?:env)?\([\"']{theirs}{_DEFAULT[not ours]}", text)
             )
             and (not backend or theirs not in nobodys)
         }

@@ -267,6 +267,12 @@ SAVES = "import os, torch\ntorch.save({}, os.environ[%s] + '/a')\n"
         ("sagemaker", "SM_MODEL_DIR", (), []),
         ("sagemaker", "SM_OUTPUT_DATA_DIR", (), []),
         ("azureml", "AZURE_ML_OUTPUT_output", (), []),
+        (
+            "azureml",
+            "AZURE_ML_OUTPUT_model",
+            (),
+            ["train.py saves", "train.py uses AZURE_ML_OUTPUT_model, which no job"],
+        ),
         ("vertex", "AIP_CHECKPOINT_DIR", (), []),
         ("local", "SM_MODEL_DIR", ("env={SM_MODEL_DIR: $CLOUDTRAIN_OUTPUT_DIR}",), []),
         *(
@@ -316,6 +322,7 @@ def test_variables_of_one_platform_have_a_note_elsewhere(
         "d = os.environ.get('SM_MODEL_DIR', os.environ.get('CLOUDTRAIN_OUTPUT_DIR'))\n",
         "# as SM_MODEL_DIR in SageMaker\ncuda = 'SM_80'\n",
         "n = int(os.environ.get('SM_NUM_GPUS', 1))\nrun = os.getenv('AZUREML_RUN_ID')\n",
+        "if os.environ.get('SM_HOSTS') is not None:\n  pass\n",
     ],
 )
 def test_script_that_serves_several_platforms_has_no_note(folder: Path, text: str) -> None:
