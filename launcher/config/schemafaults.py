@@ -113,8 +113,9 @@ def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: Ya
         name = str(path[-1])
         shown = repr(name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 3] + "...")[1:-1]
         plain = re.sub("[-. ]", "_", name)
-        hint = f"did you mean `{plain}`?" if path[0] in ("inputs", "outputs", "env") and plain.isidentifier() else ""
-        return Fault(f"expected {wanted}, found `{shown}`", dotted(path), key_place(root, path), hint)
+        is_near = path[0] in ("inputs", "outputs", "env") and plain.isidentifier() and plain.isascii()
+        hint, key = (f"did you mean `{plain}`?", path) if is_near else ("", path[:-1])
+        return Fault(f"expected {wanted}, found `{shown}`", dotted(key), key_place(root, path), hint)
     place = node.place if node is not None else key_place(root, path)
     if path[0] == "secrets":
         return _secret_fault(path, place)
