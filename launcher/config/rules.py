@@ -58,7 +58,8 @@ _FIXED = ("training.optimizer.name", "training.strategy", "training.parallel", B
 def faults_of(root: YamlNode) -> list[Fault]:
     """Return a fault for every broken rule."""
     of_runs = (_one_to_run, _only_where_they_count, _exclusive, _initial, _test, _numbers, _contradictions)
-    of_places, of_names = (_patterns, _mirror, _backslashes, _inputs), (_notify, _launchers, _environment, _references)
+    of_places = (_patterns, _mirror, _backslashes, _written, _inputs)
+    of_names = (_notify, _launchers, _environment, _references)
     return [fault for rule in (*of_runs, *of_places, *of_names, _backend, _sweep) for fault in rule(root)]
 
 
@@ -214,6 +215,17 @@ def _patterns(root: YamlNode) -> Iterator[Fault]:
                 hint = f"name the folder, `{folder}`" if folder.rpartition("://")[2].strip("/") else "name the folder"
                 text = named(node).partition("?")[0] if node.text.startswith("http") else named(node)
                 yield Fault(f"`{text}` is a pattern, not one file or folder", dotted(place), node.place, hint)
+
+
+def _written(root: YamlNode) -> Iterator[Fault]:
+    """Yield a fault for each place with two keys: files of one name would replace each other."""
+    places: dict[str, KeyPath] = {}
+    for section in (("checkpoint", "uri"), ("checkpoint", "mirror"), ("outputs",)):
+        for path, node in scalars(given(root, *section), section):
+            first = places.setdefault(node.text.removeprefix("file://").rstrip("/"), path)
+            if first != path and node.text and node.place.file != "the stored config":  # an older job goes on
+                message = f"`{dotted(first)}` and `{dotted(path)}` are one place"
+                yield between(root, message, "give each its own, as in URI/model", path, first)
 
 
 def _inputs(root: YamlNode) -> Iterator[Fault]:

@@ -410,6 +410,8 @@ RULES = [
     (task("notify:\n- slack: env:A\n  email: a@b"), "`slack` and `email` exclude each other", [4, 5]),
     (task("env: {A: b}\nsecrets: [A]"), "`A` is in both `env` and `secrets`", [3, 4]),
     (task("vertex:\n  network: a\n  network_attachment: b"), "exclude each other", [5, 4]),
+    (task("outputs:\n  a: /m\n  b: file:///m/"), "`outputs.a` and `outputs.b` are one place", [4, 5]),
+    (task("checkpoint:\n  uri: s3://b-k/x\n  mirror: s3://b-k/x/"), "`checkpoint.mirror` are one place", [4, 5]),
     (script("on_stop: save\ndistributed:\n  stop_signal: SIGHUP"), "does not save at SIGHUP", [5, 3]),
 ]
 
