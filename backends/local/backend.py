@@ -18,7 +18,7 @@ from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
-from .jobs import agent_spec, interpreter, locks_of, make_own, places, start_agents, starter
+from .jobs import agent_spec, here, interpreter, locks_of, make_own, places, start_agents, starter
 from .records import LocalRef
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ class LocalBackend(Adapter):
         python = interpreter(body["python"], shipment.base)
         job_folder = shipment.home / "local" / body["job"]
         folder = job_folder / f"attempt-{body['attempt']}"
-        checkpoints = shipment.base / (body["checkpoint_dir"] or job_folder / "checkpoints")
+        checkpoints = here(shipment.base, body["checkpoint_dir"] or str(job_folder / "checkpoints"))
         job = JobSpec.load(body["spec"])
-        written = [str(shipment.base / uri) for uri in body["outputs"].values()] + [*filter(None, [own_mirror(job)])]
+        outputs = [str(here(shipment.base, uri)) for uri in body["outputs"].values()]
+        written = [*outputs, *filter(None, [own_mirror(job)])]
         ref = LocalRef(str(folder), len(body["nodes"]), str(checkpoints), tuple(written)).dump()
         if job.attempt == 1 and (why := files.held(str(checkpoints), *written)):
             raise ConfigError(why)

@@ -41,7 +41,7 @@ def interpreter(wanted: str | None, base: Path) -> str:
     if sys.platform != "linux":
         raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
     if wanted is not None:
-        path = str(base / Path(wanted).expanduser()) if os.sep in wanted else wanted
+        path = str(here(base, wanted)) if os.sep in wanted else wanted
         python = shutil.which(path)
         if python is None:
             raise ConfigError(f"there is no interpreter `{wanted}`", where=path, hint="fix local.python")
@@ -54,14 +54,19 @@ def interpreter(wanted: str | None, base: Path) -> str:
     return sys.executable
 
 
+def here(base: Path, path: str) -> Path:
+    """Return a path of the config; `~/` is the user's home folder, any other relative path is below `base`."""
+    return base / (Path(path).expanduser() if path.startswith("~/") else path)
+
+
 def places(body: dict[str, Any], base: Path, output: Path, checkpoints: Path) -> dict[str, str]:
     """Return the folders that the job sees; an output with a path of its own becomes a link to the path."""
     output.mkdir(parents=True, exist_ok=True)
     for name, target in body["outputs"].items():
-        (base / target).mkdir(parents=True, exist_ok=True)
+        here(base, target).mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            (output / name).symlink_to(base / target)
-    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(base / uri) for name, uri in body["inputs"].items()}
+            (output / name).symlink_to(here(base, target))
+    inputs = {f"CLOUDTRAIN_INPUT_{name.upper()}": str(here(base, uri)) for name, uri in body["inputs"].items()}
     return {**inputs, "CLOUDTRAIN_CHECKPOINT_DIR": str(checkpoints), "CLOUDTRAIN_OUTPUT_DIR": str(output)}
 
 

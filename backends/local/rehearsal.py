@@ -25,7 +25,7 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
         folder.mkdir(parents=True, exist_ok=True)
     job, mirrored = stage.with_own_mirror(JobSpec.load(body["spec"]))
     body = {**body, "spec": job.dump()}
-    inputs = {name: stage.inputs.get(name, stage.base / uri) for name, uri in body["inputs"].items()}
+    inputs = {name: stage.inputs.get(name, jobs.here(stage.base, uri)) for name, uri in body["inputs"].items()}
     environment = {
         **body["environment"],
         **{f"CLOUDTRAIN_INPUT_{name.upper()}": str(path) for name, path in inputs.items()},

@@ -14,6 +14,7 @@ import pytest
 from wholejobs import SETTINGS, TASK
 
 from cloudtrain.backends.channel.copies import own_folders
+from cloudtrain.backends.local.jobs import here
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config.schema import JobConfig
@@ -132,6 +133,13 @@ def test_vertex_resumes_in_the_place_of_either_version(render: Callable[..., bac
     """Older versions stored the address of the config file, and Vertex AI's request had the job's id already."""
     request = render(f"name: digits\n{KINDS['script']}{SETTINGS['vertex']}", f"checkpoint.uri={uri}")
     assert request.sending["checkpoint_uri"] == "gs://fast/ck/digits-abcde"
+
+
+def test_place_below_the_home_folder_is_found_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on hosts, `~/` is the user's home folder; it made a folder named `~` beside the config file."""
+    monkeypatch.setenv("HOME", "/home/me")
+    places = [str(here(Path("/job"), path)) for path in ("~/x", "x", "/x", "~x")]
+    assert places == ["/home/me/x", "/job/x", "/x", "/job/~x"]
 
 
 ALONE = "distributed: {allow_alone: true}\n"
