@@ -81,6 +81,8 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
             inputs[name] = addresses.path_of(uri)
             if inputs[name] != uri:
                 as_submitted(base, name, uri)
+        here = {name: base / uri for name, uri in inputs.items() if facts.runs_here and addresses.is_beside(uri)}
+        refuse(_absent(path, f"inputs.{name}") for name, path in here.items() if not path.exists())
         within = [name for name, uri in inputs.items() if _in_code(config, base, uri)]
         notes += [f"inputs.{name}: {inputs[name]} is read in place{_APART}" for name in within]
         return config.model_copy(update={"inputs": inputs}), notes
@@ -111,11 +113,7 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
 def data_at(path: Path) -> LocalData:
     """Return the files at the path. Raises ConfigError with all faults of files, OSError."""
     if not path.exists():
-        names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
-        close = get_close_matches(path.name, names, 1)
-        near = f"did you mean `{close[0]}`? " if close else ""
-        hint = f"{near}a relative path is beside the config file, an absolute path on the machine that runs the job"
-        raise ConfigError([Fault(f"there is no file or folder {path}", hint=hint)])
+        raise ConfigError([_absent(path)])
     if not path.is_dir():  # a link, too, by its own name
         refuse(_why_not(path, path.resolve().parent, path.name))
         return LocalData(path.parent, True, {path.name: path.stat().st_size})
@@ -126,6 +124,14 @@ def data_at(path: Path) -> LocalData:
         faults.append(Fault(f"there is no file in {path}", hint="an empty folder cannot go along"))
     refuse_files(faults, only="the data")
     return LocalData(path, False, {name: (path / name).stat().st_size for name in names})
+
+
+def _absent(path: Path, key: str = "") -> Fault:
+    names = sorted(each.name for each in path.parent.iterdir()) if path.parent.is_dir() else []
+    close = get_close_matches(path.name, names, 1)
+    near = f"did you mean `{close[0]}`? " if close else ""
+    hint = f"{near}a relative path is beside the config file, an absolute path on the machine that runs the job"
+    return Fault(f"there is no file or folder {path}", key, hint=hint)
 
 
 def as_submitted(base: Path, name: str, uri: str) -> tuple[LocalData, dict[str, str]]:
