@@ -35,7 +35,7 @@ NAME_BYTES = 900  # of a file below the folder: an object's name has at most 102
 UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
 WRITE_USD = 5e-6  # of a file into a bucket: S3 and Cloud Storage, list prices of 2025; Azure is close
 GB = 1_000_000_000
-_APART = "; the code is sent without it"
+_APART = "; the code is sent without it, except for Python files"
 _SPECIAL, _ESCAPED = re.compile(r"[\\*?\[\]!# ]"), r"\\\g<0>"  # in a pattern of an ignore file
 
 
@@ -144,7 +144,8 @@ def as_submitted(base: Path, name: str, uri: str) -> tuple[LocalData, dict[str, 
             return data, hashes
         message = f"`{where}` has changed since the submit was prepared, and the job's place has no copy of the data"
     except (ConfigError, OSError) as error:
-        message = f"the job's place has no copy of the data of `{where}`, and here it cannot be read: {error}"
+        message = f"the job's place has no copy of the data of `{where}`, and here it cannot be read: "
+        message += getattr(error, "message", str(error))
     raise ConfigError([Fault(message, key=f"inputs.{name}", hint=hint)])
 
 
@@ -155,16 +156,20 @@ def changed(name: str, file: str) -> ConfigError:
 
 
 def outside_code(config: JobConfig, base: Path) -> list[str]:
-    """Return patterns of `code.exclude` for data beside the config: no backend gets it with the code again."""
-    found = (_in_code(config, base, uri) for uri in config.inputs.values())
-    return [f"/{re.sub(_SPECIAL, _ESCAPED, path)}" for path in found if path]
+    """Return patterns of `code.exclude` for data beside the config: the code has its Python files, as of a package."""
+    lines = list[str]()
+    for path in filter(None, (_in_code(config, base, uri) for uri in config.inputs.values())):
+        lines.append(f"/{re.sub(_SPECIAL, _ESCAPED, path)}")
+        if any(name.endswith(".py") for _, _, names in os.walk(base / config.code.dir / path) for name in names):
+            lines.append(f"!{lines[-1]}/**/*.py")
+    return lines
 
 
 def _in_code(config: JobConfig, base: Path, uri: str) -> str:
     """Return the path below the code folder of data beside the config, empty for other data."""
     facts, code = traits(config.backend), (base / config.code.dir).resolve()
     path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
-    is_apart = addresses.is_beside(uri) and (facts.runs_here or facts.data_place)
+    is_apart = addresses.is_beside(uri) and path.suffix != ".py" and (facts.runs_here or facts.data_place)
     is_inside = is_apart and path != code and path.is_relative_to(code)
     return path.relative_to(code).as_posix() if is_inside else ""
 

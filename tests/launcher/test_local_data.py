@@ -64,6 +64,15 @@ def test_local_backend_reads_in_place(cli: Any, folder: Path) -> None:
     shown = cli.ok("plan", "--set", "inputs.train=data", cwd=folder).stdout
     assert "inputs.train: data is read in place; the code is sent without it" in shown
     assert "code: 2 files" in shown
+    done = cli("plan", "--set", "inputs.train=daat", cwd=folder)
+    assert (done.code, "did you mean `data`?" in done.stderr) == (3, True), done.stderr
+
+
+def test_package_that_is_data_too_stays_in_the_code(cli: Any, folder: Path) -> None:
+    """`data/` has the loader that the script imports, and a file of the code may be an input."""
+    (folder / "data" / "sub" / "loader.py").touch()
+    inputs = "inputs={train: data, own: loop.py}"
+    assert "code: 3 files" in cli.ok("plan", "--set", inputs, *options("ssh"), cwd=folder).stdout
 
 
 def test_code_folder_as_data_is_still_shipped(cli: Any, folder: Path) -> None:
