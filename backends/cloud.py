@@ -46,6 +46,11 @@ class CloudRef(StoredRecord):
     """None outside the platform's storage."""
     output_uri: str
 
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """The addresses of the job's files, some below the same folder."""
+        return self.checkpoint_uri or "", self.output_uri
+
     @classmethod
     def of(cls: type[_Ref], plan: StoredRecord, **own: Any) -> _Ref:
         """Return the handle: the fields that the sending plan has by the same names, and `own`."""
@@ -114,7 +119,7 @@ class CloudAdapter(Adapter):
         from .job_folder import JobFolder
 
         handles = [(job, self.REF.load(ref)) for job, those in refs.items() for ref in those]
-        uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, h.checkpoint_uri or "", h.output_uri)}
+        uris = {uri: (job, h) for job, h in handles for uri in own_folders(job, *h.uris)}
         found: list[backends.LeftFiles] = []
         kept = ""
         for uri, (job, handle) in uris.items():

@@ -24,6 +24,13 @@ class SageMakerRef(CloudRef):
     """Of the job's parameters in Parameter Store."""
     secrets: list[str]
     """Names; no name: nothing to remove."""
+    job_uri: str = ""
+    """As in the sending plan; empty for a job of an older version."""
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """The addresses of the job's files, with the order's."""
+        return *super().uris, self.job_uri
 
 
 @dataclass(frozen=True)

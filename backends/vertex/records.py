@@ -38,6 +38,11 @@ class VertexRef(CloudRef):
     doubtful_until_s: float
     """The end of the search for a second job with the label, in unix seconds."""
 
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """The addresses of the job's files, with those of the order and of the exit reports."""
+        return *super().uris, self.ended_uri
+
 
 @dataclass(frozen=True)
 class VertexSending(StoredRecord):

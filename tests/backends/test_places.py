@@ -229,6 +229,32 @@ def test_place_with_files_of_another_job_is_refused_before_the_send(
     assert [job["job"] for job in cli("list", "--json").json["jobs"]] == ["two"]
 
 
+LIST: dict[str, Callable[[Any], list[str]]] = {
+    "sagemaker": lambda aws: [
+        each["Key"] for each in aws.client("s3").list_objects_v2(Bucket="cloudtrain-tests").get("Contents", ())
+    ],
+    "azureml": lambda azure: list(azure.blobs()),
+    "vertex": lambda google: list(google.objects()),
+}
+
+
+@pytest.mark.parametrize(("backend", "stand_in"), CLOUDS)
+def test_removal_takes_the_order_of_a_job_with_places_of_its_own(
+    cli: Any, project: Callable[..., Path], request: pytest.FixtureRequest, backend: str, stand_in: str
+) -> None:
+    """Checkpoints and outputs are elsewhere, and the order, the claim and the reports are in jobs/JOB."""
+    cloud: Any = request.getfixturevalue(stand_in)
+    cloud.settings(execute=False)
+    more = f"checkpoint: {{uri: {ROOTS[backend]}}}\noutputs: {{model: {ROOTS[backend]}-models}}\n"
+    block = SETTINGS[backend].replace("sagemaker: {", "sagemaker: {bucket: cloudtrain-tests, ")
+    folder = project(block + more + ALONE, script="train.py", text=SAVES)
+    cli.ok("submit", "-d", "-y", "--name", "one", cwd=folder)
+    cli("stop", "one")
+    until(lambda: cli("status", "one", "--json").json["state"] not in ("running", "pending", "stopping"))
+    cli.ok("rm", "-y", "--everywhere", "one")
+    assert not [name for name in LIST[backend](cloud) if "/one/" in name]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_second_job_at_sagemaker_begins_anew(cli: Any, project: Callable[..., Path], account: Aws, kind: str) -> None:
     """The reports: a second script took the first one's checkpoint for its own, and a second task died on the node."""
