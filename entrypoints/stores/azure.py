@@ -191,13 +191,16 @@ class AzureStore(Store):
                 self._client, self._who = self._connect()
             yield self._client
         except Exception as error:  # any kind: some errors are no AzureError (is_broken_off)
-            failure = failure_of(error, self._place, self._who, name)
+            failure = self._failure(error, name)
             if not isinstance(failure, FileNotFoundError) and self._client is not None:
                 self._client.close()  # the next request asks for credentials again
                 self._client = None
             if failure is error:
                 raise
             raise failure from error
+
+    def _failure(self, error: Exception, name: str) -> Exception:
+        return failure_of(error, self._place, self._who, name)
 
 
 def connect(place: BlobLocation, attempts: int | None = None) -> tuple[Any, str]:

@@ -105,6 +105,26 @@ def test_bucket_gets_the_data_once(cli: Any, base: Path, cloud: tuple[str, Any])
         shutil.rmtree(base / "data", ignore_errors=True)
 
 
+REFUSED = {
+    "sagemaker": ("PutObject", "error", {"code": "AccessDenied", "message": "no", "status": 403}),
+    "azureml": ("blob.put", "error", {"code": "AuthorizationPermissionMismatch", "message": "no", "status": 403}),
+    "vertex": ("storage.insert", "PERMISSION_DENIED", {}),
+}
+
+
+def test_upload_without_the_right_to_write_is_refused(cli: Any, base: Path, cloud: tuple[str, Any]) -> None:
+    """The error names the right, also in the middle of the files; no job exists."""
+    backend, double = cloud
+    operation, kind, more = REFUSED[backend]
+    (base / "cloudtrain.yaml").write_text(f"name: j\nscript: loop.py\n{SETTINGS[backend]}inputs: {{train: data}}\n")
+    double.fault(operation, kind, after=2, **more)
+    done = cli("submit", "-d", "-y", cwd=base)
+    assert (done.code, "not allowed" in done.stderr, "hint: " in done.stderr) == (4, True, True), done.stderr
+    assert cli("list", "--json").json["jobs"] == []
+    double.clear_faults()
+    cli.ok("submit", "-d", "-y", cwd=base)
+
+
 class _ChangingStore(FolderStore):
     """A store during whose first upload a program writes to the data."""
 
