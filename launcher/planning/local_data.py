@@ -36,6 +36,7 @@ UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
 WRITE_USD = 5e-6  # of a file into a bucket: S3 and Cloud Storage, list prices of 2025; Azure is close
 GB = 1_000_000_000
 _APART = "; the code is sent without it, except for Python files"
+_NOT_BESIDE = re.compile(r"[/~]|.*://")  # `azureml:NAME:1` is no address of this machine
 _SPECIAL, _ESCAPED = re.compile(r"[\\*?\[\]!# ]"), r"\\\g<0>"  # in a pattern of an ignore file
 
 
@@ -81,20 +82,20 @@ def pinned(config: JobConfig, base: Path, *, hashes: bool = True) -> tuple[JobCo
             inputs[name] = addresses.path_of(uri)
             if inputs[name] != uri:
                 as_submitted(base, name, uri)
-        here = {name: base / uri for name, uri in inputs.items() if facts.runs_here and addresses.is_beside(uri)}
+        here = {name: base / uri for name, uri in inputs.items() if facts.runs_here and not _NOT_BESIDE.match(uri)}
         refuse(_absent(path, f"inputs.{name}") for name, path in here.items() if not path.exists())
         within = [name for name, uri in inputs.items() if _in_code(config, base, uri)]
         notes += [f"inputs.{name}: {inputs[name]} is read in place{_APART}" for name in within]
         return config.model_copy(update={"inputs": inputs}), notes
-    faults, total = list[Fault](), 0
+    faults, sizes = list[Fault](), dict[Path, int]()
     for name, uri in inputs.items():
         if not addresses.is_beside(uri) or addresses.PINNED.fullmatch(uri):
             continue
         try:
             data = data_at(base / uri)
-            total += data.bytes
+            sizes[(base / uri).resolve()] = data.bytes  # two inputs of one folder go once
             faults += [replace(fault, key=f"inputs.{name}") for fault in _faults(data, uri, config.code.exclude)]
-            if total > config.code.max_data_gb * GB:
+            if (total := sum(sizes.values())) > config.code.max_data_gb * GB:
                 faults.append(_too_large(config, facts, name, uri, total))
             elif not faults:
                 shown = f"{uri.rstrip('/')}{'/' * (not data.is_file)}"

@@ -64,8 +64,8 @@ def test_local_backend_reads_in_place(cli: Any, folder: Path) -> None:
     shown = cli.ok("plan", "--set", "inputs.train=data", cwd=folder).stdout
     assert "inputs.train: data is read in place; the code is sent without it" in shown
     assert "code: 2 files" in shown
-    done = cli("plan", "--set", "inputs.train=daat", cwd=folder)
-    assert (done.code, "did you mean `data`?" in done.stderr) == (3, True), done.stderr
+    done = cli("plan", "--set", "inputs={train: daat, eval: 'azureml:eval:1'}", cwd=folder)
+    assert (done.code, "did you mean `data`?" in done.stderr, "eval:1" in done.stderr) == (3, True, True), done.stderr
 
 
 def test_package_that_is_data_too_stays_in_the_code(cli: Any, folder: Path) -> None:
@@ -205,6 +205,8 @@ def test_too_much_data_is_refused_with_the_vendors_command(cli: Any, folder: Pat
     assert "`two` makes 1.2 GB of data that goes along, over the 1 GB of code.max_data_gb" in done.stderr, done.stderr
     assert f"copy it once by `{words.get(backend, 'rsync')} " in done.stderr
     assert cli.ok("validate", *wanted, cwd=folder).code == 0
+    twice = ("--set", "inputs.c=./one", "--set", "inputs.d=two/", "--set", "code.max_data_gb=2")  # one copy of each
+    cli.ok("validate", *wanted, *twice, cwd=folder)
 
 
 @pytest.mark.parametrize("backend", sorted(BUILT_IN))
