@@ -146,7 +146,7 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
     """Return a config that was stored as JSON, with `${NAME}` filled in, with the overrides. Raises ConfigError."""
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
-    root = yamlfile.from_data(asked, _Given("the stored config", 0, 0, ""))
+    root = yamlfile.from_data(asked, _Given(rules.STORED, 0, 0, ""))
     faults: list[Fault] = []
     for assignment in overrides:
         root, more = _applied(root, "--set", assignment, os.environ)

@@ -42,6 +42,7 @@ _LAUNCHERS = (
     *("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
     *("accelerate.commands.launch", "accelerate.commands.accelerate_cli"),
 )
+STORED = "the stored config"  # the place of a job's own values, which newer rules do not refuse
 _FEWEST = 4  # trials of pbt
 _WITH_PAUSES = ", ".join(PAUSING[:-1]) + f" and {PAUSING[-1]}"
 _VARYING = ("training", "params", "env", "args")
@@ -223,7 +224,7 @@ def _written(root: YamlNode) -> Iterator[Fault]:
     for section in (("checkpoint", "uri"), ("checkpoint", "mirror"), ("outputs",)):
         for path, node in scalars(given(root, *section), section):
             first = places.setdefault(node.text.removeprefix("file://").rstrip("/"), path)
-            if first != path and node.text and node.place.file != "the stored config":  # an older job goes on
+            if first != path and node.text and node.place.file != STORED:  # an older job goes on
                 message = f"`{dotted(first)}` and `{dotted(path)}` are one place"
                 yield between(root, message, "give each its own, as in URI/model", path, first)
 
@@ -252,7 +253,10 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
 def _mirror(root: YamlNode) -> Iterator[Fault]:
     """Yield the fault that the trainer would find in `checkpoint.mirror` on a node (entrypoints/stores/store.py)."""
     node = given(root, "checkpoint", "mirror")
-    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", text_at(root, "checkpoint", "mirror"))
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]*):", text := text_at(root, "checkpoint", "mirror"))
+    if node is not None and text.startswith("~") and node.place.file != STORED:
+        message = f"`{named(node)}` is not a whole path, and the trainer would make a folder named `~`"
+        yield Fault(message, "checkpoint.mirror", node.place, "a folder that stays, such as /mnt/nas/ckpt")
     if node is None or scheme is None:
         return
     store, rest = scheme[1].lower(), scheme.string[scheme.end() :]

@@ -189,6 +189,7 @@ def test_args_as_text_are_split_like_a_shell(load: Load) -> None:
 
 NO_BLOB_HOST = "is not a host of Azure's blob storage"
 BAD_ADDRESSES = [
+    ("~/nas", "`~/nas` is not a whole path", "a folder that stays, such as /mnt/nas/ckpt"),
     ("r2://b/x", "knows no `r2:` store", "gs://BUCKET/PREFIX, or https://ACCOUNT.blob."),
     ("gcs://b/x", "knows no `gcs:` store", "did you mean `gs://`?"),
     ("gs:///x", "`gs:///x` names no bucket", "as in gs://BUCKET/PREFIX"),
