@@ -78,9 +78,12 @@ def agent_spec(
     python: str,
     folder: Path,
 ) -> AgentSpec:
-    """Return the message for a node's agent."""
+    """Return the message for a node's agent; a checkpoint beside the config file is named by its whole path."""
+    job = JobSpec.load(body["spec"])
+    if (path := here(shipment.base, job.checkpoint.resume)).is_dir() and job.checkpoint.resume not in ("auto", "never"):
+        job = replace(job, checkpoint=replace(job.checkpoint, resume=str(path.absolute())))
     return AgentSpec(
-        job=JobSpec.load(body["spec"]),
+        job=job,
         node=node["node"],
         address=node["address"],
         root=str(folder / f"node-{node['node']}"),

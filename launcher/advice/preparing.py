@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    config: JobConfig, config_file: Path, cache: Path, *, dry: bool, shipped: Bundle | None = None, spent_micro: int = 0
+    config: JobConfig,
+    config_file: Path,
+    cache: Path,
+    *,
+    dry: bool,
+    shipped: Bundle | None = None,
+    spent_micro: int = 0,
+    job_id: str = "",
 ) -> Prepared:
     """Return the prepared submit, as `planning.prepare.prepare` does, of a config that may have a parent.
 
@@ -29,7 +36,7 @@ def prepare(
         config, parent = parents.resolved(config, config_file.parent)
     try:
         prepared = planning.prepare(
-            config, config_file, cache, dry=dry, shipped=shipped, spent_micro=spent_micro, parent=parent
+            config, config_file, cache, dry=dry, shipped=shipped, spent_micro=spent_micro, parent=parent, job_id=job_id
         )
     except (ConfigError, BudgetError) as error:
         faults = error.faults if isinstance(error, ConfigError) else ()

@@ -105,7 +105,8 @@ def prepare_next(
     shipped = None if update_code else _shipped(job)
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
-        ready = prepare(config, file, registry.folder / "bundles", dry=False, shipped=shipped, spent_micro=spent_micro)
+        cache = registry.folder / "bundles"
+        ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=spent_micro, job_id=job.id)
     step = None if from_older else newest_save(registry.attempts(job))[0]
     plan = replace(ready.plan, saved_step=step)
     ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))

@@ -156,10 +156,16 @@ def changed(name: str, file: str) -> ConfigError:
     return ConfigError([Fault(f"`{file}` changed while it was sent", key=f"inputs.{name}", hint=hint)])
 
 
-def outside_code(config: JobConfig, base: Path) -> list[str]:
-    """Return patterns of `code.exclude` for data beside the config: the code has its Python files, as of a package."""
-    lines = list[str]()
-    for path in filter(None, (_in_code(config, base, uri) for uri in config.inputs.values())):
+def outside_code(config: JobConfig, base: Path, job_id: str = "") -> list[str]:
+    """Return patterns of `code.exclude` for data beside the config, and for all jobs' checkpoints and outputs here.
+
+    The code has the Python files there, as of a package. `job_id`: of a job that the config's places belong to.
+    """
+    facts, lines = traits(config.backend), list[str]()
+    here = [config.checkpoint.uri or "/", *config.outputs.values()] if facts.runs_here else []
+    inputs = config.inputs.values() if facts.data_place or facts.runs_here else ()
+    uris = (*inputs, *(uri.removesuffix(f"/{job_id}") for uri in here))
+    for path in filter(None, (_in_code(config, base, uri) for uri in uris)):
         lines.append(f"/{re.sub(_SPECIAL, _ESCAPED, path)}")
         if any(name.endswith(".py") for _, _, names in os.walk(base / config.code.dir / path) for name in names):
             lines.append(f"!{lines[-1]}/**/*.py")
@@ -167,11 +173,9 @@ def outside_code(config: JobConfig, base: Path) -> list[str]:
 
 
 def _in_code(config: JobConfig, base: Path, uri: str) -> str:
-    """Return the path below the code folder of data beside the config, empty for other data."""
-    facts, code = traits(config.backend), (base / config.code.dir).resolve()
-    path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
-    is_apart = addresses.is_beside(uri) and path.suffix != ".py" and (facts.runs_here or facts.data_place)
-    is_inside = is_apart and path != code and path.is_relative_to(code)
+    """Return the path below the code folder of an input or place; empty for another path, and a Python file."""
+    code, path = (base / config.code.dir).resolve(), Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
+    is_inside = addresses.is_beside(uri) and path.suffix != ".py" and path != code and path.is_relative_to(code)
     return path.relative_to(code).as_posix() if is_inside else ""
 
 

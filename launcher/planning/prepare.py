@@ -77,12 +77,13 @@ def prepare(
     shipped: backends.Bundle | None = None,
     spent_micro: int = 0,
     parent: Sequence[str] = (),
+    job_id: str = "",
 ) -> Prepared:
     """Plan, pack, render and check. Raises ConfigError with all faults for which the backend would refuse the job.
 
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
-    parent, whose place is an input of the config already.
+    parent, whose place is an input of the config already. `job_id`: of a further attempt, whose places have the id.
     """
     from ..config.codefiles import needed
     from ..config.codenotes import notes_of
@@ -96,7 +97,7 @@ def prepare(
         if config.sweep is not None and shipped is None:
             refuse(plans.value_faults(config, plan))
         code, most = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
-        exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
+        exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent, job_id))
         files = needed(config, code)
         bundle = shipped or bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
         dry_id = f"{config.name}-{DRY_SUFFIX}"

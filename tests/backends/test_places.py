@@ -153,7 +153,9 @@ def test_second_job_here_begins_anew_and_a_resume_goes_on(cli: Any, project: Cal
     assert ["found []" in text for text in shown] == [True, True]
     assert (folder / "ckpt" / "two" / "last.txt").read_text() == "--data cats fails"
     assert [path.name for path in sorted((folder / "models").glob("*/weights.bin"))] == ["weights.bin"] * 2
-    assert "found ['last.txt']" in cli("resume", "-y", "one").stdout
+    again = cli("resume", "-y", "one")
+    assert ("found ['last.txt']" in again.stdout, "changed since the submit" in again.stderr) == (True, False)
+    assert "code: 2 files" in cli.ok("plan", cwd=folder).stdout  # without the files of the two jobs
     asked = cli("rm", "one", cwd=folder).stderr
     assert re.search(rf"{folder}/models/one  5 B  stays: --everywhere", asked), asked
     cli.ok("rm", "-y", "--everywhere", "one", cwd=folder)
