@@ -47,9 +47,9 @@ NEXT = {
 def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds.
 
-    For a script of your own, `cloudtrain init SCRIPT` writes only cloudtrain.yaml, into the current folder. So does
-    `--kind script` if the folder has one script. With `--backend` only that backend's block is in the file; `cloudtrain
-    submit --backend local` still trains here.
+    For a script of your own, `cloudtrain init SCRIPT` writes only cloudtrain.yaml, into the current folder, as
+    `--kind script` does in a folder with one script. With `--backend` only the backend's block is in the file;
+    `cloudtrain submit --backend local` still trains here.
     """
     is_named = folder.suffix == ".py"
     script = _own_script(folder) if is_named or (kind == "script" and not force) else ""
@@ -94,7 +94,7 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
 
 
 def _own_script(given: Path) -> str:
-    """Return the user's script, as the config names it: the path, or the only script in the folder. Else raise."""
+    """Return the user's script, as the config names it: the path, or the only script in the folder. Raises UsageError."""
     if given.suffix == ".py":
         if not given.is_file() or not given.resolve().is_relative_to(Path.cwd()):
             raise UsageError(f"there is no script {given} below this folder", hint="the config lies above its script")
