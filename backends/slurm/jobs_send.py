@@ -58,23 +58,16 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
     order, attempt = body["order"], JobSpec.load(body["order"]["job"]).attempt
     archives.ship_data(fleet, shipment, [receiver])
     inputs = {name: archives.data_place(receiver.workdir, uri, login.path) for name, uri in order["inputs"].items()}
-    record = {"record": dict(shipment.record), "ref": ref.dump()}
-    prepared = {
-        "folder": ref.folder,
-        "nodes": ref.nodes,
+    made = {
         "owner": identity(shipment.home),
-        "record": record,
+        "record": {"record": dict(shipment.record), "ref": ref.dump()},
         "folders": [ref.checkpoints, ref.output, *ref.outputs.values()],
         "links": {f"{ref.output}/{name}": target for name, target in ref.outputs.items()},
         "fresh": [ref.checkpoints, ref.mirror, *ref.outputs.values()] if attempt == 1 else [],
-        "files": {
-            "order.json": json.dumps(
-                agent_spec(ref, body, shipment, bundle, inputs=inputs, workdir=login.about["workdir"]).dump()
-            ),
-            "job.sh": body["script"],
-        },
     }
-    login.call("slurm.prepare", prepared)
+    spec = agent_spec(ref, body, shipment, bundle, inputs=inputs, workdir=login.about["workdir"])
+    files = {"order.json": json.dumps(spec.dump()), "job.sh": body["script"]}
+    login.call("slurm.prepare", {"folder": ref.folder, "nodes": ref.nodes, "files": files, "request": made})
     path = shipment.home / "slurm" / f"{login.host.key}.json"  # for a registry that has lost the job
     try:
         processes.make_private(path.parent)

@@ -59,11 +59,11 @@ def run(*, argv: list[str]) -> dict[str, Any]:
     return {"code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def prepare(here: Here, *, folder: str, nodes: int, files: dict[str, str], **of_make: Any) -> None:
+def prepare(here: Here, *, folder: str, nodes: int, files: dict[str, str], request: dict[str, Any]) -> None:
     """Create the attempt's folder, which must be new, with the batch script and the agents' order.
 
-    `files` are texts by name; only the user may read the files. `of_make`: the further values of `verbs.make`. A
-    failure leaves no folder of the attempt.
+    `files` are texts by name; only the user may read the files. `request`: the further values of `verbs.make`. A failure
+    leaves no folder of the attempt.
     """
     from . import verbs  # 15 ms, which each poll of a state saves
 
@@ -71,7 +71,7 @@ def prepare(here: Here, *, folder: str, nodes: int, files: dict[str, str], **of_
     if any((attempt / name).exists() for name in (OPEN, CLOSED)):
         raise Refused(f"{attempt} belongs to a job of the same name: choose another --name")
     try:
-        verbs.make(here, job=str(attempt.parent), root=folder, **of_make)
+        verbs.make(here, job=str(attempt.parent), root=folder, **request)
         for number in range(nodes):
             (attempt / f"node-{number}" / "log").mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

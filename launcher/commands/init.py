@@ -94,7 +94,7 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
 
 
 def _own_script(given: Path) -> str:
-    """Return the user's script, as the config names it: the path, or the only script in the folder. Raises UsageError."""
+    """Return the script by its name in the config: the given one, or the only one in the folder. Raises UsageError."""
     if given.suffix == ".py":
         if not given.is_file() or not given.resolve().is_relative_to(Path.cwd()):
             raise UsageError(f"there is no script {given} below this folder", hint="the config lies above its script")

@@ -174,7 +174,8 @@ def outside_code(config: JobConfig, base: Path, job_id: str = "") -> list[str]:
 
 def _in_code(config: JobConfig, base: Path, uri: str) -> str:
     """Return the path below the code folder of an input or place; empty for another path, and a Python file."""
-    code, path = (base / config.code.dir).resolve(), Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
+    code = Path(os.path.realpath(base / config.code.dir))  # without an error for a link to itself
+    path = Path(os.path.normpath(base.resolve() / addresses.path_of(uri)))
     is_inside = addresses.is_beside(uri) and path.suffix != ".py" and path != code and path.is_relative_to(code)
     return path.relative_to(code).as_posix() if is_inside else ""
 

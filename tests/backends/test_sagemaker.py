@@ -274,7 +274,7 @@ def test_new_instance_type_is_a_warning(render: Render) -> None:
     [
         (PLAIN, ("sagemaker.role=null", "sagemaker.region=null"), ("no AWS region", "no execution role")),
         (PLAIN, ("sagemaker.role=train",), ("`train` is not the ARN of a role",)),
-        (PLAIN, ("sagemaker.region=EU-west-1a",), ("`EU-west-1a` is not a region", "did you mean `eu-west-1`?")),
+        (PLAIN, ("sagemaker.region=EU-west-1a",), ("`eu-west-1a` is not a region", "did you mean `eu-west-1`?")),
         (PLAIN, ("resources.instance_type=null",), ("which machines",)),
         (PLAIN, ("resources.instance_type=p4d-24xlarge",), ("did you mean `ml.p4d.24xlarge`?",)),
         (PLAIN, ("resources.instance_type=ml.trn1.32xlarge",), ("Trainium",)),

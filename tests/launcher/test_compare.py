@@ -230,7 +230,8 @@ def test_place_and_machine_are_checked_together(
 
 def test_backend_fault_caused_by_a_fault_of_the_file_is_omitted(cli: Any, tmp_path: Path) -> None:
     """A misspelt section or a bad value is reported once, not also as a missing key."""
-    text = "name: x\nbackend: sagemaker\nscript: t.py\nresources: {accelerators: 8}\nsagemaker: {roll: a, region: r}\n"
+    text = "name: x\nbackend: sagemaker\nscript: t.py\nresources: {accelerators: 8}\n"
+    text += "sagemaker: {roll: a, region: us-east-1}\n"
     (tmp_path / "cloudtrain.yaml").write_text(text)
     (tmp_path / "t.py").write_text("")
     done = cli("validate", "--json", cwd=tmp_path)
