@@ -62,8 +62,8 @@ def run(*, argv: list[str]) -> dict[str, Any]:
 def prepare(here: Here, *, folder: str, nodes: int, files: dict[str, str], request: dict[str, Any]) -> None:
     """Create the attempt's folder, which must be new, with the batch script and the agents' order.
 
-    `files` are texts by name; only the user may read the files. `request`: the further values of `verbs.make`. A failure
-    leaves no folder of the attempt.
+    `files` are texts by name; only the user may read the files. `request`: the further values of `verbs.make`. A
+    failure leaves no folder of the attempt.
     """
     from . import verbs  # 15 ms, which each poll of a state saves
 
