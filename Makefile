@@ -47,7 +47,7 @@ docs: $(DOCS_VENV)/.ready  ## The documentation as a site in build/site; a warni
 
 $(SDK_VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(SDK_VENV)
-	$(SDK_VENV)/bin/pip install --quiet -c constraints.txt -e '.[sagemaker,sagemaker-sdk]' 'pytest>=8' pytest-timeout
+	$(SDK_VENV)/bin/pip install --quiet -c constraints.txt -e '.[sagemaker,sagemaker-sdk]' hypothesis 'pytest>=8' pytest-timeout
 	$(SDK_VENV)/bin/pip install --quiet --no-deps sagemaker-training==5.1.4 six
 	touch $@
 

@@ -112,6 +112,7 @@ DIFFERENT = (
     ("Tags.cloudtrain:*", "ours", "by which a job is found again"),
     ("TrainingJobName", "both", "ours is known before anything is sent, so that a lost answer can be asked for"),
 )
+SLASH = "a folder has a slash: without it S3 also matches names that begin alike"
 # Further differences of a case, where the case relies on defaults.
 DEFAULTS = {
     "plain": (
@@ -120,8 +121,10 @@ DEFAULTS = {
         ("ResourceConfig.VolumeSizeInGB", "both", "100: the SDK's 30 are soon full with an image, data, checkpoints"),
         ("StoppingCondition.MaxRuntimeInSeconds", "both", "SageMaker's own day; the SDK's ends jobs after an hour"),
     ),
-    "spot": (("OutputDataConfig.S3OutputPath", "both", "as in plain"),),
+    "spot": (("OutputDataConfig.S3OutputPath", "both", "as in plain"), ("CheckpointConfig.S3Uri", "both", SLASH)),
     "everything": (
+        ("CheckpointConfig.S3Uri", "both", SLASH),
+        ("InputDataConfig.[tv]*.DataSource.S3DataSource.S3Uri", "both", SLASH),
         (
             "InputDataConfig.[tv]*.InputMode",
             "both",
