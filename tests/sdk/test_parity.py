@@ -121,7 +121,11 @@ DEFAULTS = {
         ("ResourceConfig.VolumeSizeInGB", "both", "100: the SDK's 30 are soon full with an image, data, checkpoints"),
         ("StoppingCondition.MaxRuntimeInSeconds", "both", "SageMaker's own day; the SDK's ends jobs after an hour"),
     ),
-    "spot": (("OutputDataConfig.S3OutputPath", "both", "as in plain"), ("CheckpointConfig.S3Uri", "both", SLASH)),
+    "spot": (
+        ("OutputDataConfig.S3OutputPath", "both", "as in plain"),
+        ("CheckpointConfig.S3Uri", "both", SLASH),
+        ("InputDataConfig.train.DataSource.S3DataSource.S3Uri", "both", SLASH),
+    ),
     "everything": (
         ("CheckpointConfig.S3Uri", "both", SLASH),
         ("InputDataConfig.[tv]*.DataSource.S3DataSource.S3Uri", "both", SLASH),
