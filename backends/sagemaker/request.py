@@ -8,7 +8,7 @@ two older modes run the image's own toolkit instead, which reads its settings fr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from .records import SageMakerSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
-    from cloudtrain.launcher.plan import Plan
+    from cloudtrain.launcher.plan import Plan, Runtime
 
 MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run, and of a spot job's run with its wait
 WAIT_S = 86_400  # for spot machines, if the config sets none
@@ -139,15 +139,22 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
-    pulled = render.at(body, ("AlgorithmSpecification", "TrainingImage"))  # as `raw` leaves it
-    is_ours = config.image is None and pulled == image
-    whose, key = f"AWS's, as of {request_images.IMAGES_AS_OF}", "image" if pulled == image else "sagemaker.raw"
-    runtime = images.of(pulled, whose if is_ours else "yours", key) if isinstance(pulled, str) else None
-    if runtime and toolkit:  # of the image's own, whose Python may be older
-        runtime = replace(runtime, python=None)
+    runtime = _runtime(config, image, body)
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
     notes = (*changes, *_notes(config))
     return Request(name, body, text, files, sending.dump(), notes, frozenset(carried), runtime=runtime)
+
+
+def _runtime(config: JobConfig, planned: str, body: Mapping[str, Any]) -> Runtime | None:
+    """Return what the request's image holds, which `raw` may have set; None for a value that is no name."""
+    pulled = render.at(body, ("AlgorithmSpecification", "TrainingImage"))
+    if not isinstance(pulled, str):
+        return None
+    is_planned = pulled == planned
+    whose = f"AWS's, as of {request_images.IMAGES_AS_OF}" if is_planned and config.image is None else "yours"
+    found = images.of(pulled, whose, "image" if is_planned else "sagemaker.raw")
+    is_ours = block_of(config).distribution == "torchrun"  # with the toolkit, the Python may be older
+    return found if is_ours else replace(found, python=None)
 
 
 def _notes(config: JobConfig) -> Iterator[str]:

@@ -38,9 +38,7 @@ def variables(root: Path, own: Path, run: RunSpec, environ: Mapping[str, str]) -
     group = told.get("current_group_name", "homogeneousCluster")
     name = f"{run.target.replace('.', '/')}.py" if run.kind == "module" else run.target
     job, values = environ.get("TRAINING_JOB_NAME", ""), hyperparameters(run.args)
-    with contextlib.suppress(OSError):  # the toolkit copies these files at once, SageMaker at the job's end
-        (root / "output/data/intermediate").mkdir(parents=True, exist_ok=True)
-        (root / "output/intermediate").symlink_to("data/intermediate", target_is_directory=True)
+    _keep_intermediate(root / "output")
     facts = {
         "current_host": told["current_host"],
         "current_instance_group": group,
@@ -79,12 +77,18 @@ def variables(root: Path, own: Path, run: RunSpec, environ: Mapping[str, str]) -
         "topology": told.get("topology", []),
     }
     own_names = {"channels": sorted(channels), "framework_params": {}, "hps": values, "user_args": list(run.args)}
-    named = {f"channel_{key}": path for key, path in folders.items()} | {
-        f"hp_{key}": each for key, each in values.items()
-    }
+    named = {f"channel_{key}": path for key, path in folders.items()}
+    named |= {f"hp_{key}": each for key, each in values.items()}
     shown = {**facts, **own_names, **named, "training_env": training}
     beside = {"CURRENT_HOST": told["current_host"], "SAGEMAKER_REGION": environ.get("AWS_REGION", "")}
     return {f"SM_{key.upper()}": _text(each) for key, each in shown.items()} | beside | {"SAGEMAKER_JOB_NAME": job}
+
+
+def _keep_intermediate(output: Path) -> None:
+    """Let SageMaker upload the folder's files at the job's end; the toolkit copies these files at once."""
+    with contextlib.suppress(OSError):
+        (output / "data/intermediate").mkdir(parents=True, exist_ok=True)
+        (output / "intermediate").symlink_to("data/intermediate", target_is_directory=True)
 
 
 def hyperparameters(words: tuple[str, ...]) -> dict[str, Any]:
