@@ -170,6 +170,8 @@ def left(here: Here, *, folders: list[str], remove: bool) -> dict[str, Any]:
             sizes[str(folder)] = sum(about.st_size for about in inside)
         if remove and any(node_folder.agent_pid(root) for root in folder.glob("attempt-*/node-*")):
             kept[str(folder)] = "a job runs there"
+        elif remove and Path.home().resolve().is_relative_to(folder.resolve()):  # of an older job with the user's name
+            kept[str(folder)] = "the home folder is there"
         elif remove:
             try:
                 folder.unlink() if folder.is_symlink() else shutil.rmtree(folder)

@@ -15,6 +15,8 @@ from wholejobs import SETTINGS, TASK
 
 from cloudtrain.backends.channel.copies import own_folders
 from cloudtrain.backends.local.jobs import here
+from cloudtrain.entrypoints.host import files
+from cloudtrain.entrypoints.host.calls import Here
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.config.schema import JobConfig
@@ -296,3 +298,14 @@ def test_mirror_with_files_of_another_job_is_refused_and_ones_own_is_removed(
     cli.ok("rm", "-y", "--everywhere", "two")
     keys = [each["Key"] for each in account.client("s3").list_objects_v2(Bucket="cloudtrain-tests")["Contents"]]
     assert [key for key in keys if key.startswith("own/")] == ["own/one/latest.json"]
+
+
+def test_home_folder_stays_whatever_a_job_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older job named like the user could have the home folder itself as its `checkpoint.uri`."""
+    home, job = tmp_path / "mine", tmp_path / "mine/job"
+    job.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    nowhere = Here(tmp_path / "none", "", 0, "")
+    told = files.left(nowhere, folders=[str(home), str(tmp_path), str(job)], remove=True)
+    assert told["kept"] == dict.fromkeys([str(home), str(tmp_path)], "the home folder is there")
+    assert (home.is_dir(), job.exists()) == (True, False)
