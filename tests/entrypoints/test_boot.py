@@ -378,6 +378,25 @@ def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: 
     assert (done.returncode, atomic_json.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr
 
 
+PARTS = """\
+import sys
+from cloudtrain.entrypoints.agent import elastic
+elastic.LATE |= {more}
+code = elastic.main(["--standalone", "--nproc-per-node=1", "-m", "platform"])
+import torch
+late = [name for name in elastic.LATE & sys.modules.keys() if "__getattr__" in vars(sys.modules[name])]
+print(code, len(late), torch.export.Dim.__name__, torch.utils.data.Dataset.__name__)
+"""
+
+
+@pytest.mark.parametrize(("more", "late"), [("set()", 5), ("{'torch.func'}", 0)])
+def test_torchrun_leaves_parts_of_torch_to_their_first_use(more: str, late: int) -> None:
+    """torchrun uses none of the parts; with a torch that needs a part earlier, the process begins again, with all."""
+    argv = [sys.executable, "-c", PARTS.format(more=more)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=90)
+    assert done.stdout.splitlines()[-1:] == [f"0 {late} Dim Dataset"], done.stderr
+
+
 def test_follower_waits_for_the_store_of_node_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait ends when the port listens, and in time where it never does: then torchrun's own errors count."""
     monkeypatch.setattr(elastic, "STORE_S", 30.0)
