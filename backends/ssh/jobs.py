@@ -71,7 +71,8 @@ def logs(
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
     have_ended = not missing and all(answer.reply["ended"] for answer in answers.values())
     # All lines of the reached hosts were read; a follower waits for the remaining hosts for `late_s`.
-    return replace(page, is_complete=have_ended)
+    is_whole = not missing and not any(chunk.has_more for chunks in found.values() for chunk in chunks)
+    return replace(page, is_complete=have_ended, is_whole=is_whole)
 
 
 def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor | None:

@@ -206,6 +206,8 @@ class LogPage:
     """The page has no lines, and every stream was read to its end since the last clean page."""
     is_complete: bool = True
     """After the job's end, no more lines can come."""
+    is_whole: bool = False
+    """Each node was read to its end: an absent line was written after the request for this page."""
     left_out: int = 0
     counts: tuple[int, ...] = ()
     """Of a search of one rank for events.MARK, which may leave out steps: how many events each line stands for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,6 +53,7 @@ class EndDetector:
 class HoldBack:
     """Lines that wait `seconds` for earlier lines and are then released in time order.
 
+    A line waits for less if all nodes have been read to their ends at a later request: no earlier line can come then.
     Each (node, rank) keeps its own order: if its clock goes back, a line counts with the time of the line before.
     """
 
@@ -60,6 +62,7 @@ class HoldBack:
         self._latest: dict[tuple[int, int | None], float] = {}
         # (effective time, arrival time, line), sorted by effective time; equal times keep the order of arrival.
         self._held: list[tuple[float, float, LogLine]] = []
+        self._whole_s = -math.inf  # when the last whole page came
         self._put(held, time.time())
 
     @property
@@ -67,13 +70,16 @@ class HoldBack:
         """The waiting lines, in order."""
         return [line for _, _, line in self._held]
 
-    def pass_on(self, lines: list[LogLine], *, all_of_them: bool = False) -> list[LogLine]:
-        """Take lines in; return the lines that need not wait any longer, or all lines with `all_of_them`."""
+    def pass_on(self, lines: list[LogLine], *, all_of_them: bool = False, is_whole: bool = False) -> list[LogLine]:
+        """Take a page's lines in; return the lines that need not wait any longer, or all lines with `all_of_them`."""
         if not self._seconds and not self._held:
             return lines
         now_s = time.time()
         self._put(lines, now_s)
-        ready = len(self._held) if all_of_them else max(self._too_many(), self._ready(now_s))
+        # No request from before the last whole page is open, so this page was requested after that page had come.
+        until_s = self._whole_s if is_whole else -math.inf
+        ready = len(self._held) if all_of_them else max(self._too_many(), self._ready(now_s, until_s))
+        self._whole_s = now_s if is_whole else self._whole_s
         found = [line for _, _, line in self._held[:ready]]
         del self._held[:ready]
         return found
@@ -93,10 +99,14 @@ class HoldBack:
             too_many += 1
         return too_many
 
-    def _ready(self, now_s: float) -> int:
-        """Return the number of lines that have waited long enough, by their own time or since their arrival."""
+    def _ready(self, now_s: float, until_s: float) -> int:
+        """Return the number of lines that have waited long enough, by their own time or since their arrival.
+
+        A line that came at `until_s` or before need not wait.
+        """
         ready = 0
         for place, (counts_s, came_s, _) in enumerate(self._held, 1):
-            if counts_s <= now_s - self._seconds or not 0 <= now_s - came_s < self._seconds:
+            has_waited = counts_s <= now_s - self._seconds or not 0 <= now_s - came_s < self._seconds
+            if has_waited or came_s <= until_s:
                 ready = place
         return ready

@@ -264,7 +264,9 @@ class LogStream:
         if self._end_detector is not None and self._end_detector.is_last(page):
             self.is_over = True
         came = _single(page.lines)
-        lines = self._hold_back.pass_on(came, all_of_them=self.is_over or (self._now and not self.came))
+        is_last = self.is_over or (self._now and not self.came)
+        is_whole = page.is_whole and self._view.hold_back_s is None  # the user's own time holds
+        lines = self._hold_back.pass_on(came, all_of_them=is_last, is_whole=is_whole)
         self._keep(lines, is_complete=self.is_over and page.is_clean)
         return self._wanted(lines)
 

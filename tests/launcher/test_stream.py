@@ -1,5 +1,6 @@
 """The lines of an attempt from the backend and the log cache come in order, each exactly once."""
 
+import itertools
 import json
 import random
 import re
@@ -253,6 +254,20 @@ def test_hold_back_waits_for_earlier_lines(monkeypatch: pytest.MonkeyPatch) -> N
     now_s = 102.5
     assert texts(hold_back.pass_on([])) == ["a", "b"]
     assert hold_back.held == []
+
+
+def test_hold_back_ends_at_the_next_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line waits for a whole page requested after it came: before, an earlier line of another node may be unread.
+
+    A page without a node may leave a late request, whose answer the next page takes.
+    """
+    monkeypatch.setattr("time.time", itertools.count(100.0, 0.001).__next__)
+    hold_back = HoldBack(60.0)
+    assert hold_back.pass_on([held_line("b", 0, 100.0)], is_whole=True) == []
+    assert texts(hold_back.pass_on([held_line("a", 1, 99.9), held_line("c", 1, 100.1)], is_whole=True)) == ["a", "b"]
+    assert hold_back.pass_on([held_line("d", 0, 100.2)]) == []
+    assert texts(hold_back.pass_on([], is_whole=True)) == ["c"]
+    assert texts(hold_back.pass_on([], is_whole=True)) == ["d"]
 
 
 def test_hold_back_keeps_the_order_of_each_stream() -> None:
