@@ -48,6 +48,7 @@ def main(argv: list[str]) -> int:
             raise
         # A torch, or a plug-in of torch, that needs the parts in its own order: a process cannot import torch again.
         os.execve(sys.executable, sys.orig_argv, {**os.environ, WHOLE: "1"})
+    gc.freeze()  # the first search after it takes a tenth of a second
     gc.enable()
 
     def stop_ranks(signum: int, frame: FrameType | None) -> NoReturn:

@@ -115,6 +115,7 @@ def _run_own(ending: _RankProcess, kind: str) -> NoReturn:
 
         ending.code = packed.main("cloudtrain.entrypoints.agent.elastic", "cloudtrain.entrypoints.agent.worker")
     else:
+        rank.watch_imports({})
         from ..trainer import train
 
         _take_path(os.environ)
