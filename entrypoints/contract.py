@@ -339,6 +339,8 @@ class AgentSpec(Message, names={"job": "spec"}):
     silence_s: float = 15.0  # several beats on a machine whose cores are all busy importing torch
     ports: tuple[int, int] | None = None  # the lowest and the highest port
     succeeds: bool = False  # another agent may take over the leadership
+    spares: int = 0  # agents beyond the job's nodes that wait to take the place of a lost node
+    swaps: int = 0  # attempts that the agents may begin with spares
     copies: str | None = None  # the file that notes files fetched from other nodes, None without copies
     replicates: bool = True  # this node keeps copies of the leader's checkpoints
     colocated: int = 1  # agents on this machine
@@ -386,7 +388,7 @@ class PreparedEnvironment(Message):
 
 
 @dataclass(frozen=True)
-class AgentState(Message, checks=True, optional="queue ended_s"):
+class AgentState(Message, checks=True, optional="queue ended_s joined_s"):
     """The agent's state, the content of state.json. `pid` and `stamp` identify the agent's process."""
 
     pid: int
@@ -402,10 +404,11 @@ class AgentState(Message, checks=True, optional="queue ended_s"):
     # While the job waits in line: `place`, `of`, `reason`, and the expected `start_s`
     queue: Mapping[str, Any] | None = None
     ended_s: float | None = None  # while the job waits in line again: the end of its last run
+    joined_s: Mapping[str, float] | None = None  # the spares that took a lost node's place: when, from the job's start
 
 
 @dataclass(frozen=True)
-class ExitReport(Message, checks=True, optional="fenced"):
+class ExitReport(Message, checks=True, optional="fenced joined_s"):
     """The end of the job as a node's agent reports it, the content of exit.json."""
 
     state: ExitState
@@ -419,6 +422,7 @@ class ExitReport(Message, checks=True, optional="fenced"):
     ended_s: float = 0.0
     held_s: float | None = None
     gone_s: Mapping[str, float] = field(default_factory=dict)
+    joined_s: Mapping[str, float] | None = None
     unkillable: tuple[int, ...] = ()  # pids
     unkept: tuple[str, ...] = ()  # names of files of a script that cloudtrain did not keep
 

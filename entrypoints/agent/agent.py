@@ -34,6 +34,7 @@ from .ranks import Ranks, failure
 
 TICK_S = 0.1
 PREPARING = "its packages are being installed"
+SPARE = "waits as a spare"
 
 
 def supervise(spec: AgentSpec, server: socket.socket | None, stops: list[int]) -> ExitReport:
@@ -48,10 +49,15 @@ class Agent:
     """The supervision of one node, from the first state on disk to exit.json."""
 
     def __init__(
-        self, spec: AgentSpec, server: socket.socket | None, umask: int, taken: gpulocks.HeldLocks | None = None
+        self,
+        spec: AgentSpec,
+        server: socket.socket | None,
+        umask: int,
+        taken: gpulocks.HeldLocks | None = None,
+        take: Callable[[], gpulocks.HeldLocks | None] | None = None,
     ) -> None:
         self.spec = spec
-        self.taken = taken  # the locks, held until this process ends
+        self.seat = gpulocks.Seat(taken, take)
         self.started_s = time.time()
         self.desired = Desired()  # the state that began the present generation
         self.asked_to_stop = False
@@ -77,6 +83,11 @@ class Agent:
         """The agent's folder."""
         return Path(self.spec.root)
 
+    @property
+    def _is_spare(self) -> bool:
+        """Whether this node waits as a spare; from its first generation on the node is like any other."""
+        return self.seat.take is not None and not self.report.generation
+
     def count_earlier(self, started_s: float, used_s: float) -> None:
         """Count the job's time before a preemption: its first start in unix seconds, and the seconds used since."""
         self.started_s = started_s or self.started_s
@@ -101,7 +112,8 @@ class Agent:
             atomic_json.write_json(self.root / "spec.json", self.spec.job.dump())
             self._set(newest=self.files.newest())
             if self.spec.job.setup is not None:  # the ranks start after the installation
-                first = Desired("run", 1, nodes=tuple(range(self.spec.job.nodes)))
+                last = self.spec.job.nodes - 1
+                first = Desired("run", 1, nodes=(*range(last), max(last, self.spec.node)))
                 self.preparation = Preparation(self.spec, self._environment(first), self.ranks.umask)
                 self._set(phase="preparing")
         except (OSError, foreign.BundleError) as error:
@@ -124,8 +136,8 @@ class Agent:
         self.ranks.times.note(time.time())
         if time.monotonic() - self.written_s > STATE_EVERY_S:
             self._write_state()
-            if self.taken is not None:
-                self.taken.touch()
+            if self.seat.taken is not None:
+                self.seat.taken.touch()
         if desired.want == "end":
             assert desired.verdict is not None
             self._end(desired.verdict)
@@ -179,6 +191,12 @@ class Agent:
 
     def _apply(self, desired: Desired) -> None:
         is_member = self.report.node in desired.nodes or not desired.nodes
+        if self._is_spare and self.report.node in desired.called:
+            answer = desired.generation, self.seat.hold()
+            if self.report.seat != answer:
+                self._set(seat=answer)
+        elif self._is_spare and desired.want == "run" and not is_member:
+            self.seat.leave()
         if self.report.phase == "running" and (desired.want == "kill" or not is_member):
             self._kill_ranks()
         elif desired.want == "run" and desired.generation > self.report.generation and is_member:
@@ -258,6 +276,7 @@ class Agent:
             ended_s=time.time(),
             held_s=self.membership.held_s(),
             gone_s=self.membership.gone_s(),
+            joined_s=self.membership.joined_s(),
             unkillable=tuple(stuck),
         )
         if not self.comes_again(verdict):
@@ -280,11 +299,12 @@ class Agent:
             machine=os.uname().nodename,
             phase=self.report.phase,
             generation=self.report.generation,
-            detail=PREPARING if is_preparing else self.desired.note,
+            detail=PREPARING if is_preparing else SPARE if self._is_spare else self.desired.note,
             started_s=self.started_s,
             held_s=self.membership.now_s(),
             zero_s=self.membership.zero_s,
             gone_s=self.membership.gone_s(),
+            joined_s=self.membership.joined_s(),
         )
         self.written_s = time.monotonic()
         node_folder.write(self.root / STATE, state)

@@ -3,6 +3,9 @@
 Both directions carry states, not commands: each node sends its own state, node 0 sends the desired state, and a lost
 or repeated message changes no decision. A generation is one start of all nodes' torchrun. A restart is the next
 generation, on fewer nodes if a node was lost and the job may continue without the lost node.
+
+Nodes from `Rules.nodes` on are spares: their agents wait without locks. If a node is lost, node 0 calls a spare, which
+takes its host's locks and joins the next generation. That generation is a new attempt of `retry.max_attempts`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ class Report(Record):
     `address` and `ports` (membership connection, copies) are for connections from other nodes. `newest`: a script's
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
     of each local rank's GPU (gpumeter.py). `queue`: the host's line while the job waits in a queue (queue_wait.py).
+    `seat`: a spare's answer to a call: the generation of the call, and whether the spare holds its locks.
     """
 
     node: int
@@ -43,6 +47,7 @@ class Report(Record):
     newest: tuple[str, float] | None = None
     gpus: tuple[tuple[float | None, ...], ...] = ()
     queue: dict[str, Any] | None = None
+    seat: tuple[int, bool] | None = None
 
     @property
     def is_done(self) -> bool:
@@ -57,7 +62,8 @@ class Desired(Record):
     `nodes` run this generation; a node's position in `nodes` is its rank, and remaining nodes run no ranks. `note`
     tells users why nodes are missing. `places`: each node's number, address, and ports as in its report. `resume`: the
     checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder. While the job
-    waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py).
+    waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py). `gone`: the nodes that the
+    job gave up. `called`: the spares that take their locks now.
     """
 
     want: str = "wait"
@@ -70,6 +76,8 @@ class Desired(Record):
     places: tuple[tuple[int, str, int, int], ...] = ()
     resume: str | None = None
     queue: dict[str, Any] | None = None
+    gone: tuple[int, ...] = ()
+    called: tuple[int, ...] = ()
 
 
 WAIT = Desired()
@@ -80,6 +88,7 @@ class Rules:
     """The job's limits. Times are seconds since the job's start; `limit_reason`: the deadline's cause, time or budget.
 
     A restart needs at least `fewest` nodes (None: all), and a number in `sizes`: ranks must share the batch evenly.
+    `swaps`: how often spares may take the place of lost nodes, each time in a new attempt.
     """
 
     nodes: int
@@ -92,6 +101,8 @@ class Rules:
     fewest: int | None = None
     sizes: tuple[int, ...] | None = None
     run: RunSpec = field(default_factory=RunSpec)
+    spares: int = 0
+    swaps: int = 0
 
     def size(self, left: int) -> int:
         """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
@@ -116,6 +127,9 @@ class Coordinator:
     was_unmet: bool = False  # at the end of the start before: no rank had met another
     gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
     missed_s: float | None = None  # since when a node of this generation is lost
+    joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
+    swaps: int = 0
+    earlier_restarts: int = 0  # in earlier attempts: a new attempt has all its restarts again
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
@@ -127,7 +141,7 @@ class Coordinator:
         before = self.desired
         if before.want != "end":
             self.desired = self._next(reports, lost, now_s, fresh_port)
-        if self.desired != before:
+        if replace(self.desired, called=before.called) != before:
             self.since_s = now_s
         if self.desired.generation != before.generation:
             self.started_s = now_s
@@ -152,12 +166,14 @@ class Coordinator:
         are_done = self._are_done(current)
         if are_done and len(exited) == len(members):
             return self._end("succeeded", None)
-        reason = next((r.stop for r in current if r.stop), None)
+        # A user's stop may reach a spare alone. A spare that is shut down ends alone.
+        told = [r for r in reports.values() if r.node >= self.rules.nodes and r.stop in ("user", "now")]
+        reason = next((r.stop for r in [*current, *told] if r.stop), None)
         if self.desired.want == "kill":
             # A node that does not know this generation has none of its ranks.
             idle = [r for r in reports.values() if r.node in members - lost and r.generation < self.desired.generation]
             over = exited + [replace(r, failures=(), code=None) for r in idle if r.phase != "running"]
-            return self._after_kill(over, lost, now_s, port, reason)
+            return self._after_kill(over, reports, lost, now_s, port, reason)
         lost = lost & members
         if reason == "now":
             return self._end("succeeded", None) if are_done else self._end("stopped", reason)
@@ -180,7 +196,8 @@ class Coordinator:
         if len(current) == self.rules.nodes:
             if any(r.phase == "preparing" for r in current):
                 return self.desired
-            return Desired("run", self.desired.generation + 1, port(), tuple(range(self.rules.nodes)))
+            nodes, note = tuple(range(self.rules.nodes)), self._waiting() or None
+            return Desired("run", self.desired.generation + 1, port(), nodes, note)
         if now_s > self.rules.join_timeout_s:
             if lost:
                 return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
@@ -209,15 +226,24 @@ class Coordinator:
         return self.desired
 
     def _after_kill(
-        self, exited: list[Report], lost: set[int], now_s: float, port: Callable[[], int], reason: str | None
+        self,
+        exited: list[Report],
+        reports: dict[int, Report],
+        lost: set[int],
+        now_s: float,
+        port: Callable[[], int],
+        reason: str | None,
     ) -> Desired:
         missing = lost & set(self.desired.nodes)
         if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
             return self.desired
-        left = [node for node in range(self.rules.nodes) if node not in lost | self.gone]
-        size = self.rules.size(len(left))
-        if self.missed_s is not None and size and now_s - self.missed_s < FENCE_S:
+        left = sorted({*range(self.rules.nodes), *self.joined} - lost - self.gone)
+        seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if missing else 0)
+        size = self.rules.size(len(left) + len(seated))
+        if self.missed_s is not None and (size or asked) and now_s - self.missed_s < FENCE_S:
             return self.desired
+        if asked:
+            return replace(self.desired, called=(*seated, *asked))
         failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
         if missing:  # a lost node explains the failures of its peers, but no rank's own exception
             causes = sum(not f.get("peer_lost") for f in failures)
@@ -244,27 +270,55 @@ class Coordinator:
             words = "in two starts no rank has met another, so a further start would not help"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}"})
         self.was_unmet = is_unmet
-        if is_fault and not is_config and size and not is_again and self.restarts < self.rules.max_restarts:
+        may_restart = bool(seated) or self.restarts - self.earlier_restarts < self.rules.max_restarts
+        if is_fault and not is_config and size and not is_again and may_restart:
             if reason or now_s >= self.rules.soft_deadline_s:  # a job that must stop does not restart
                 return self._end("stopped", reason or self.rules.limit_reason, first)
-            return self._restart(first, left[:size], lost, port)
+            return self._restart(first, [*left, *seated][:size], lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
 
+    def _spares(self, reports: dict[int, Report], lost: set[int], vacant: int) -> tuple[list[int], list[int]]:
+        """Return the spares that hold their locks for so many vacant places, and the spares that must answer a call."""
+        if self.swaps >= self.rules.swaps:
+            return [], []
+        away = lost | self.gone | self.joined | set(range(self.rules.nodes))
+        ready = [r for node, r in sorted(reports.items()) if node not in away and r.phase == "idle" and not r.stop]
+        answers = {r.node: r.seat[1] if r.seat and r.seat[0] == self.desired.generation else None for r in ready}
+        seated = [node for node, is_held in answers.items() if is_held][:vacant]
+        asked = [node for node, is_held in answers.items() if is_held is None]
+        return seated, asked[: vacant - len(seated)]
+
     def _restart(self, cause: dict[str, Any], nodes: list[int], lost: set[int], port: Callable[[], int]) -> Desired:
-        on_fewer = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
+        self.joined |= new
+        self.swaps += bool(new)
+        going_on = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        if self.joined & set(nodes):
+            going_on += f", with spare {_numbers(self.joined & set(nodes))}"
         if lost & set(self.desired.nodes):
-            cause = {**cause, "message": f"{cause['message']}; {on_fewer}"}
+            cause = {**cause, "message": f"{cause['message']}; {going_on}"}
         self.restarts += 1
+        self.earlier_restarts = self.restarts if new else self.earlier_restarts
         self.first_failure_s = self.missed_s = None
         self.gone |= lost
         self.history.append(cause)
-        note = f"{_named(self.gone)} lost; {on_fewer}" if self.gone else None
-        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
+        loss = f"{_named(self.gone)} lost; {going_on}" if self.gone else ""
+        note = "; ".join(filter(None, [loss, self._waiting()])) or None
+        gone = tuple(sorted(self.gone))
+        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone)
+
+    def _waiting(self) -> str:
+        """Return which spares wait, in words; an empty text without a spare that may join."""
+        last = self.rules.nodes + self.rules.spares if self.swaps < self.rules.swaps else 0
+        waiting = set(range(self.rules.nodes, last)) - self.joined - self.gone
+        return f"spare {_numbers(waiting)} waits" if waiting else ""
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
         """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""
         message = f"{_named(missing)} lost: its agent is silent"
         fewest = self.rules.fewest or self.rules.nodes
+        if not can_go_on and self.swaps < self.rules.swaps:
+            message += "; no spare is free"
         if fewest < self.rules.nodes and not can_go_on:
             sizes = " or ".join(str(size) for size in self.rules.sizes or () if size >= fewest)
             message += f"; {left} of {self.rules.nodes} nodes are left, and "
@@ -301,5 +355,8 @@ class Coordinator:
 
 
 def _named(nodes: set[int]) -> str:
-    numbers = ", ".join(str(node) for node in sorted(nodes))
-    return f"node {numbers} was" if len(nodes) == 1 else f"nodes {numbers} were"
+    return f"node {_numbers(nodes)} was" if len(nodes) == 1 else f"nodes {_numbers(nodes)} were"
+
+
+def _numbers(nodes: set[int]) -> str:
+    return ", ".join(str(node) for node in sorted(nodes))

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .. import processes
@@ -91,6 +91,28 @@ class HeldLocks:
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_UN)
         self.hand_over()
+
+
+class Seat:
+    """The locks of a node, `taken` until its process ends; `take` takes the locks of a spare."""
+
+    def __init__(self, taken: HeldLocks | None = None, take: Callable[[], HeldLocks | None] | None = None) -> None:
+        self.taken, self.take = taken, take
+
+    def hold(self) -> bool:
+        """Take a spare's locks if they are free; return whether the spare holds them."""
+        if self.taken is None and self.take is not None:
+            try:
+                self.taken = self.take()
+            except (GpuBusy, Unusable) as error:
+                print(f"the spare is not free: {error}", flush=True)
+        return self.taken is not None
+
+    def leave(self) -> None:
+        """Release the locks of a spare that the job does not need."""
+        if self.taken is not None:
+            self.taken.release()
+        self.taken = None
 
 
 def folder(wanted: str | None = None, *, make: bool = True) -> Path:

@@ -57,6 +57,8 @@ class Membership:
             fewest=spec.job.min_nodes,
             sizes=spec.job.node_counts,
             run=spec.job.run,
+            spares=spec.spares,
+            swaps=spec.swaps,
         )
         self._coordinator = Coordinator(rules)
         self._head = transport.LeaderEnd(server, spec.token, spec.silence_s) if server else None
@@ -72,12 +74,17 @@ class Membership:
         self._took_over_s: float | None = None  # when this node took over, until a new generation starts
         self._report_missing_s = WAITING_S
         self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
-        self._left_out_s: dict[int, float] = {}  # nodes without a place in the newest generation: since when
+        self._joined_s: dict[int, float] = {}  # spares that took a lost node's place: when
         self._may_succeed = spec.succeeds
         self._listener = listener
         self._turned_s = time.monotonic()
         self._is_open = True
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
+
+    @property
+    def _agents(self) -> set[int]:
+        """The job's nodes and its spares."""
+        return set(range(self._spec.job.nodes + self._spec.spares))
 
     @property
     def port(self) -> int:
@@ -102,12 +109,18 @@ class Membership:
     def held_s(self) -> float:
         """Return the mean time in seconds that a node of the job was in use, by the monotonic clock."""
         nodes, now_s = self._spec.job.nodes, self.now_s()
-        held_s: float = sum(self._gone_s.get(node, now_s) for node in range(nodes)) / nodes
+        began_s = {**dict.fromkeys(range(nodes), 0.0), **self._joined_s}
+        held_s: float = sum(self._gone_s.get(node, now_s) - begin_s for node, begin_s in began_s.items()) / nodes
         return held_s
 
     def gone_s(self) -> dict[str, float]:
-        """Return the time in use, in seconds, of each node that the job gave up."""
-        return {str(node): self._gone_s[node] for node in sorted(self._gone_s)}
+        """Return the time in use, in seconds, of each node that the job gave up. A spare that never joined has none."""
+        gone = sorted(node for node in self._gone_s if node < self._spec.job.nodes or node in self._joined_s)
+        return {str(node): self._gone_s[node] - self._joined_s.get(node, 0.0) for node in gone}
+
+    def joined_s(self) -> dict[str, float] | None:
+        """Return when each spare took a lost node's place, in seconds from the job's start; None without a spare."""
+        return {str(node): self._joined_s[node] for node in sorted(self._joined_s)} or None
 
     def exchange(self, report: Report) -> Desired:
         """Send this node's report; return the desired state. Raises Fenced."""
@@ -122,9 +135,9 @@ class Membership:
         else:
             found = self._decide(report)
         self.places = tuple(place for place in found.places if place[0] in found.nodes or not found.nodes)
-        if found.nodes:
-            left_out = set(range(self._spec.job.nodes)) - set(found.nodes)
-            self._left_out_s = {node: self._left_out_s.get(node, self.now_s()) for node in left_out}
+        now_s, spares = self.now_s(), [node for node in found.nodes if node >= self._spec.job.nodes]
+        self._gone_s |= dict.fromkeys(set(found.gone) - self._gone_s.keys(), now_s)
+        self._joined_s |= dict.fromkeys(set(spares) - self._joined_s.keys(), now_s)
         return found
 
     def listen(self, timeout_s: float) -> None:
@@ -163,9 +176,9 @@ class Membership:
         assert head is not None
         reports = {**head.reports, self.node: report}
         now_s, lost = self.now_s(), head.lost() | self._lost_heads
-        nodes = set(coordinator.desired.nodes)
+        nodes = self._voters(coordinator.desired)
         if self._took_over_s is not None:
-            absent = nodes - reports.keys() - lost
+            absent = self._agents - set(coordinator.desired.gone) - reports.keys() - lost
             if absent and now_s - self._took_over_s < self._spec.silence_s:
                 head.send(coordinator.desired)
                 return coordinator.desired
@@ -183,7 +196,6 @@ class Membership:
         if desired.generation > self._last.generation:
             self._took_over_s = None
         head.send(desired)
-        self._gone_s |= dict.fromkeys(coordinator.gone - self._gone_s.keys(), now_s)
         if desired.want == "wait" and now_s >= self._report_missing_s:
             self._report_missing_s = now_s + WAITING_AGAIN_S
             missing = self._named(set(range(self._spec.job.nodes)) - reports.keys())
@@ -212,8 +224,9 @@ class Membership:
         self._member.release()
         self._lost_heads.add(self._decider)
         successors = [node for node in last.nodes if node not in self._lost_heads]
-        is_torn = 2 * len(successors) <= len(last.nodes) or len(self._lost_heads) > MOST_SUCCESSORS
-        if not self._may_succeed or last.want in ("wait", "end") or is_torn:
+        voters = self._voters(last)
+        is_torn = 2 * len(voters - self._lost_heads) <= len(voters) or len(self._lost_heads) > MOST_SUCCESSORS
+        if not self._may_succeed or last.want in ("wait", "end") or is_torn or not successors:
             was_heard = bool(self._member.desired or self._last.generation)
             what = "lost contact with node {} for" if was_heard else "node {} was not reached within"
             raise Fenced(f"{what.format(self._decider)} {silent_s:.0f} s")
@@ -238,8 +251,13 @@ class Membership:
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
         coordinator.restarts = last.generation - 1
-        coordinator.gone = set(range(self._spec.job.nodes)) - set(last.nodes)
-        self._gone_s |= {node: self._left_out_s[node] for node in coordinator.gone & self._left_out_s.keys()}
+        coordinator.gone, coordinator.joined = set(last.gone), set(self._joined_s)
+        coordinator.swaps = len(set(self._joined_s.values()))
+
+    def _voters(self, desired: Desired) -> set[int]:
+        """Return the nodes of which more than half must reach a new leader: the generation's nodes, and the spares."""
+        spares = self._agents - set(range(self._spec.job.nodes)) - set(desired.gone)
+        return {*desired.nodes, *spares} if desired.nodes else set()
 
     def _known(self, reports: dict[int, Report]) -> tuple[tuple[int, str, int, int], ...]:
         """Return all nodes' addresses and ports, for the copies and for a successor."""

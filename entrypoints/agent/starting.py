@@ -47,7 +47,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
     All agents start, once, or no agent starts: `request["folder"]` holds a lock, and a mark if the start was given up
     meanwhile. With the mark the answer is `{"started": false, "why": ...}`. `"busy": true` means that a different job
     holds a lock of `request["locks"]`, or waits in line for it: a retry may succeed. With `queue` in the locks, the
-    agents wait for their turn, and take the locks then (queue_wait.py). If an agent cannot start (a full disk), `why`
+    agents wait for their turn, and take the locks then (queue_wait.py). With `spare` in the locks, the agent takes the
+    locks when the job needs its host. If an agent cannot start (a full disk), `why`
     is the agent's error, the start is marked as given up, and the earlier agents are killed.
     """
     umask = os.umask(0o077)
@@ -58,7 +59,8 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if any((Path(spec.root) / STATE).exists() for spec in specs):
             return {"started": False, "why": "already started"}
         try:
-            taken = _take(request.get("locks"), specs[0])
+            is_spare = "spare" in (request.get("locks") or {})
+            taken = None if is_spare else _take(request.get("locks"), specs[0])
         except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
         first = next((spec for spec in specs if spec.node == 0), None)
@@ -141,7 +143,8 @@ def _fork_agent(
         if locks is not None and "queue" in locks:
             _run_in_turn(spec, own, umask, locks, announce)
         else:
-            Agent(spec, own, umask, taken).run(announce)
+            take = partial(_take, locks, spec) if locks is not None and "spare" in locks else None
+            Agent(spec, own, umask, taken, take).run(announce)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader

@@ -29,7 +29,7 @@ class Job:
 
     def __init__(self, rules: Rules = RULES) -> None:
         self.coordinator = Coordinator(rules)
-        self.reports = {node: Report(node) for node in range(rules.nodes)}
+        self.reports = {node: Report(node) for node in range(rules.nodes + rules.spares)}
         self.now_s = 0.0
 
     def say(self, node: int, **changes: Any) -> None:
@@ -486,3 +486,115 @@ def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
     assert (again.want, again.generation, again.resume) == ("run", 2, "out/checkpoint-2")
     assert Desired.load(again.dump()) == again
     assert Report.load(json.loads(json.dumps(job.reports[1].dump()))) == job.reports[1]
+
+
+# -- spares -----------------------------------------------------------------------------------------------------------
+
+
+def spared(spares: int = 1, swaps: int = 1, **rules: Any) -> Job:
+    """Return a job of two running nodes with spares."""
+    job = Job(replace(RULES, spares=spares, swaps=swaps, **rules))
+    job.run()
+    return job
+
+
+def call(job: Job, *gone: int, generation: int = 1, **answers: bool) -> Desired:
+    """Lose nodes for good, and let the called spares answer: `s2=True` holds its locks. Return the decision."""
+    desired = lose(job, *gone)
+    while desired.want == "kill":
+        held = {node: answers.get(f"s{node}") for node in desired.called}
+        assert held and None not in held.values(), desired
+        for node, is_held in held.items():
+            job.say(node, seat=(generation, is_held))
+        desired = job.decide(lost=frozenset(gone))
+    return desired
+
+
+def test_spare_is_called_after_the_fence_and_joins_as_the_last_rank() -> None:
+    """No spare takes its locks before the lost node must have ended; the next generation has all nodes again."""
+    job = spared()
+    assert job.coordinator.desired.note == "spare 2 waits"
+    called = lose(job, 1)
+    assert (called.want, called.called) == ("kill", (2,))
+    assert job.decide(lost=frozenset({1})) == called, "the spare has not answered"
+    job.say(2, seat=(1, True))
+    desired = job.decide(lost=frozenset({1}))
+    assert (desired.want, desired.generation, desired.nodes, desired.gone) == ("run", 2, (0, 2), (1,))
+    assert desired.note == "node 1 was lost; going on with 2 of 2 nodes, with spare 2"
+    job.run()
+    for node in (0, 2):
+        job.say(node, phase="exited", generation=2, code=0, failures=())
+    verdict = job.verdict(lost=frozenset({1}))
+    assert (verdict.state, verdict.restarts) == ("succeeded", 1)
+
+
+def test_next_spare_is_called_if_one_is_not_free() -> None:
+    """A spare whose locks another job holds is passed over, at this loss."""
+    assert call(spared(spares=2), 1, s2=False, s3=True).nodes == (0, 3)
+
+
+def test_job_without_a_free_spare_ends_or_shrinks_as_before() -> None:
+    """The message says that no spare was free."""
+    verdict = call(spared(), 1, s2=False).verdict
+    assert verdict is not None
+    assert (verdict.state, verdict.reason) == ("failed", "node_failure")
+    assert "no spare is free" in (verdict.error or {})["message"]
+    assert call(spared(fewest=1, sizes=(1, 2)), 1, s2=False).nodes == (0,)
+    assert lose(spared(), 1, 2).want == "end", "the spare is lost too"
+
+
+def test_spares_begin_no_more_attempts_than_allowed() -> None:
+    """Two losses in a row use two attempts; with one attempt left the second loss ends the job."""
+    for swaps, nodes in ((2, (2, 3)), (1, ())):
+        job = spared(spares=2, swaps=swaps)
+        assert call(job, 1, s2=True).nodes == (0, 2)
+        job.run()
+        ends = job.decide(lost=frozenset({1}))
+        assert ends.want == "run"
+        assert (job.decide(lost=frozenset({0, 1})).want, job.coordinator.desired.called) == ("kill", ())
+        job.say(2, phase="exited", generation=2, code=70, failures=({**COLLATERAL, "rank": 1},))
+        job.decide(lost=frozenset({0, 1}))
+        desired = job.decide(after_s=6, lost=frozenset({0, 1}))
+        if nodes:
+            assert desired.called == (3,)
+            job.say(3, seat=(2, True))
+            desired = job.decide(lost=frozenset({0, 1}))
+        assert (desired.want, desired.nodes) == (("run", nodes) if nodes else ("end", (0, 2)))
+
+
+def test_spare_starts_a_new_attempt_with_all_its_restarts() -> None:
+    """A loss needs no restart of `max_restarts`, and a killed rank of the new attempt has its own."""
+    job = spared(max_restarts=1)
+    job.say(0, phase="exited", code=70, failures=(SIGNAL,))
+    job.say(1, phase="exited", code=70)
+    job.decide()
+    job.run()
+    assert call(job, 1, generation=2, s2=True).nodes == (0, 2)
+    job.run()
+    for node in (0, 2):
+        job.say(node, phase="exited", code=70, failures=({**SIGNAL, "rank": 0},))
+    job.decide(lost=frozenset({1}))
+    assert job.decide(lost=frozenset({1})).generation == 4
+
+
+def test_killed_rank_calls_no_spare() -> None:
+    """The machine is there, so the job restarts on its own nodes, and ends at its limit."""
+    job = spared()
+    for _ in range(2):
+        for node in (0, 1):
+            job.say(node, phase="exited", code=70, failures=({**SIGNAL, "time_s": job.now_s},))
+        job.decide()
+        desired = job.decide()
+        assert desired.called == ()
+        job.run()
+    assert job.coordinator.desired.want == "end"
+
+
+def test_lost_or_stopping_spare_does_not_matter() -> None:
+    """A spare's loss and its shutdown leave the job; a user's stop that reaches a spare alone stops the job."""
+    job = spared()
+    assert job.decide(lost=frozenset({2})).want == "run"
+    job.say(2, stop="preempted")
+    assert job.decide().want == "run"
+    job.say(2, stop="user")
+    assert (job.decide().want, job.coordinator.desired.reason) == ("stop", "user")

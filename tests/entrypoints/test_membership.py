@@ -38,7 +38,9 @@ class Node:
         self.wants.append(self.desired.want)
         if self.desired.want == "kill" and self.report.phase == "running":
             self.report = replace(self.report, phase="exited", code=70)
-        elif self.desired.want == "run" and self.desired.generation > self.report.generation:
+        elif self.report.node in self.desired.called:
+            self.report = replace(self.report, seat=(self.desired.generation, True))
+        elif self.report.node in self.runs and self.desired.generation > self.report.generation:
             self.report = replace(self.report, generation=self.desired.generation, phase="running", code=None)
         self.line.listen(0.01)
 
@@ -66,16 +68,18 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     monkeypatch.setattr("cloudtrain.entrypoints.agent.coordinate.FENCE_S", 0.1)
     made: list[Node] = []
 
-    def begin(count: int, fewest: int) -> list[Node]:
-        server, nodes = transport.listen(HOST), []
-        for number in range(count):
-            spec = _spec(number, count, fewest, server.getsockname()[:2])
+    def begin(count: int, fewest: int, spares: int = 0, swaps: int = 0) -> list[Node]:
+        server, nodes, more = transport.listen(HOST), [], {"spares": spares, "swaps": swaps}
+        more |= {"succeeds": count + spares > 2}
+        for number in range(count + spares):
+            spec = _spec(number, count, fewest, server.getsockname()[:2], **more)
             line = Membership(
                 spec, server if number == 0 else None, lambda: 0, transport.listen(HOST) if number else None
             )
             nodes.append(Node(line, Report(number, address=HOST, ports=(line.port, 0))))
         made.extend(nodes)
         until(nodes, lambda: all(len(node.runs) == count for node in nodes))
+        until(nodes, lambda: len(nodes[0].line.reports) == count + spares - 1)
         return nodes
 
     yield begin
@@ -205,6 +209,64 @@ def test_stop_continues_under_the_next_node(start: Start) -> None:
         node.report = replace(node.report, phase="exited", code=75)
     until([one, two], lambda: one.desired.want == two.desired.want == "end")
     assert (one.desired.verdict.state, one.desired.verdict.reason) == ("stopped", "user")
+
+
+# -- spares ---------------------------------------------------------------------------------------------------------
+
+
+def test_spare_joins_and_the_bill_has_each_node_for_its_own_time(start: Start) -> None:
+    """The lost node counts until its loss, the spare from its first generation: two nodes at any time."""
+    zero, one, two = start(2, 2, spares=1, swaps=1)
+    assert two.line.joined_s() is None
+    one.vanish()
+    until([zero, two], lambda: zero.runs == two.runs == (0, 2))
+    seen_s = zero.line.now_s()
+    until([zero, two], lambda: zero.line.now_s() > seen_s + 0.3)
+    assert zero.line.gone_s() == {"1": pytest.approx(zero.line.joined_s()["2"], abs=0.1)}
+    assert zero.line.held_s() == pytest.approx(zero.line.now_s(), abs=0.1)
+    assert two.line.held_s() == pytest.approx(two.line.now_s(), abs=0.3)
+
+
+def test_spare_that_leaves_costs_nothing(start: Start) -> None:
+    """A lost spare is no lost node of the bill."""
+    zero, one, two, three = start(2, 2, spares=2, swaps=1)
+    two.vanish()
+    until([zero, one, three], lambda: zero.line._head.lost() == {2})
+    one.vanish()
+    until([zero, three], lambda: zero.runs == three.runs == (0, 3))
+    assert set(zero.line.gone_s()) == {"1"}
+    assert set(zero.line.joined_s()) == {"3"}
+
+
+def test_second_of_two_takes_over_with_a_spare(start: Start) -> None:
+    """Two of three agents are most, so a waiting spare also replaces node 0; twice, with the spare as the leader."""
+    zero, one, two, three = start(2, 2, spares=2, swaps=2)
+    zero.vanish()
+    until([one, two, three], lambda: one.runs == two.runs == (1, 2))
+    assert "node 0 was lost" in (one.desired.note or "")
+    one.vanish()
+    until([two, three], lambda: two.runs == three.runs == (2, 3))
+    assert (set(two.line.gone_s()), set(two.line.joined_s())) == ({"0", "1"}, {"2", "3"})
+    assert two.line.held_s() == pytest.approx(two.line.now_s(), abs=0.2)
+
+
+def test_new_leader_counts_the_attempts_of_the_old_one(start: Start) -> None:
+    """The only attempt of the spares was used before the loss of node 0."""
+    zero, one, two, three = start(2, 2, spares=2, swaps=1)
+    one.vanish()
+    until([zero, two, three], lambda: zero.runs == two.runs == (0, 2))
+    zero.vanish()
+    until([two, three], lambda: two.desired.want == three.desired.want == "end")
+    assert (two.desired.verdict.state, two.desired.verdict.reason) == ("failed", "node_failure")
+
+
+def test_leader_alone_with_a_cut_line_does_not_go_on_beside_the_others(start: Start) -> None:
+    """Node 0 that has lost the second node and the spare ends; both may go on without it."""
+    zero, one, two = start(2, 1, spares=1, swaps=1)
+    one.vanish()
+    two.vanish()
+    until([zero], lambda: bool(zero.cut))
+    assert "lost contact with most of the nodes" in zero.cut
 
 
 # -- a node that never reaches node 0 -------------------------------------------------------------------------------
