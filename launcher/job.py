@@ -33,9 +33,10 @@ class State:
     may be billed afterwards, until the platform releases the machines. `hourly_usd`: the price of all instances, if
     only the platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our
     clock, of the report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by
-    number, with the seconds for which each was occupied; `billed_s` is then the mean of all nodes. `billed_by`: the
-    platform's name for its own count of the seconds, once reported. `queue`: while the job waits in line, `place`,
-    `of`, `reason`, and the expected `start_s`.
+    number, with the seconds for which each was occupied; `billed_s` is then the mean of all nodes. `joined_s`: the
+    spare nodes that took the place of dropped nodes, by number, each with its begin in seconds after the start.
+    `billed_by`: the platform's name for its own count of the seconds, once reported. `queue`: while the job waits in
+    line, `place`, `of`, `reason`, and the expected `start_s`.
     """
 
     state: JobState
@@ -52,6 +53,7 @@ class State:
     url: str | None = None
     told_s: float | None = None
     gone_s: dict[str, float] | None = None
+    joined_s: dict[str, float] | None = None
     billed_by: str | None = None
     queue: dict[str, Any] | None = None
 
@@ -59,6 +61,11 @@ class State:
     def waits_again(self) -> bool:
         """Whether the attempt has ended a run at `ended_s`, and waits for the platform to run the attempt again."""
         return self.state == "pending" and self.ended_s is not None
+
+    @property
+    def spare_attempts(self) -> int:
+        """How many attempts of `retry.max_attempts` spares began in this one; spares that join at once begin one."""
+        return len(set((self.joined_s or {}).values()))
 
     @property
     def all_damaged(self) -> bool:

@@ -83,8 +83,8 @@ FAULTS = [
     Fault(
         "rule of retries",
         "launcher/jobs/retry.py",
-        "attempt.number < job.asked.max_attempts and",
-        "attempt.number <= job.asked.max_attempts and",
+        "begun < job.asked.max_attempts and",
+        "begun <= job.asked.max_attempts and",
         "launcher/test_retry.py::test_retry_is_due_by_a_configured_fault",
     ),
     Fault(
@@ -153,8 +153,8 @@ FAULTS = [
     Fault(
         "limit of restarts",
         "entrypoints/agent/coordinate.py",
-        "self.restarts < self.rules.max_restarts:",
-        "self.restarts <= self.rules.max_restarts:",
+        "self.earlier_restarts < self.rules.max_restarts",
+        "self.earlier_restarts <= self.rules.max_restarts",
         "entrypoints/test_coordinate.py::test_restart_stops_at_its_limit",
     ),
     Fault(

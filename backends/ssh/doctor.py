@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from cloudtrain.entrypoints.agent.gpulocks import SPARE
 from cloudtrain.launcher.backend import Check, HostUse, LeftFiles, Request
 from cloudtrain.launcher.config.schema import JobConfig
 from cloudtrain.launcher.errors import ConfigError
@@ -52,6 +53,8 @@ def held(fleet: Fleet, config: JobConfig) -> list[LeftFiles]:
 
 def _uses(host: str, reply: dict[str, Any]) -> Iterator[HostUse]:
     held = {holder["name"]: holder for holder in reply["holders"] or ()}
+    spares = [held.pop(name) for name in list(held) if name.startswith(SPARE)]
+    working = {holder.get("job") for holder in held.values()}
     busy = {process["gpu"]: process for process in reply["gpu_processes"] or ()}
     gpus = reply["gpus"] or {"gpus": [], "fault": None}
     units = [
@@ -66,6 +69,8 @@ def _uses(host: str, reply: dict[str, Any]) -> Iterator[HostUse]:
             yield HostUse(host, label, model, "busy", process["owner"], f"{process['name']} ({process['pid']})")
         else:
             yield HostUse(host, label, model, "free")
+    for spare in (each for each in spares if each.get("job") not in working):
+        yield HostUse(host, "spare", "", "waits", spare.get("user"), spare.get("job"), spare.get("since_s"))
     for place, ticket in enumerate(reply.get("waiting") or (), 1):
         who, times = (ticket["user"], ticket["job"], ticket["time_s"]), ticket.get("start_s")
         yield HostUse(host, f"line {place}", f"{ticket['locks']} wanted", "waits", *who, start_s=times)

@@ -21,6 +21,7 @@ from .preflight.reachcheck import dialled
 
 FACTS_S = 30.0
 PATIENCE_S = 15.0  # for each fact: a Python on a cold network home takes seconds to start
+MOST_SPARES = 8  # that wait in a job: each host gets the code and the environment
 ALL_DIAL = 16  # hosts: above, a submit tests connections only between node 0 and each host; doctor tests all pairs
 
 
@@ -46,6 +47,7 @@ def require_answers(body: Mapping[str, Any], fleet: Fleet) -> None:
 def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
     """Return the job's host assignments in the config's order; with spare hosts, the first hosts that are fit.
 
+    Hosts that wait as spares in the job follow; a spare is left out if a check of the whole job fails with it.
     Raises the reason for unusable hosts: CapacityError, ConfigError, CredentialError, UnreachableError.
     """
     hosts = [Host(**each) for each in body["hosts"]]
@@ -63,13 +65,20 @@ def assign_hosts(body: Mapping[str, Any], fleet: Fleet) -> list[Assignment]:
         first = _failed(_checked(answers, [host], body))[0]
         say(f"{host.name} is left out: {first.found.removesuffix(f': {host.name}')} (check `{first.name}`)")
     assignments = [_seat(fleet, host, answers[host].reply, body) for host in chosen]
-    found += _dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL)
+    rest = [host for host in fit if host not in chosen] if body.get("swaps") else []
+    rest = [host for host in rest if not _failed(_checked(answers, [*chosen, host], body))][:MOST_SPARES]
+    spares = [_seat(fleet, host, answers[host].reply, body) for host in rest]
+    reached = _dial(fleet, [*assignments, *spares], body, everybody=len(assignments) <= ALL_DIAL)
+    if spares and _failed(reached):
+        say(f"no spare host waits in the job: {_failed(reached)[0].found}")
+        spares, reached = [], _dial(fleet, assignments, body, everybody=len(assignments) <= ALL_DIAL)
+    found += reached
     if _failed(found):
         raise _error(found, [])
     for check in found:
         if check.verdict == "warn":
             say(f"{check.name}: {check.found}{f' ({check.cure})' if check.cure else ''}")
-    return assignments
+    return [*assignments, *spares]
 
 
 def examine(body: Mapping[str, Any], fleet: Fleet) -> list[Check]:

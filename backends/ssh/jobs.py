@@ -157,4 +157,5 @@ def _look(
 def _fold(handle: SshRef, answers: Mapping[int, HostAnswer]) -> State | None:
     given = {node: answer.reply for node, answer in answers.items() if answer.error is None}
     reply = {node: status_of(handle.nodes[node].host, found) for node, found in given.items()}
-    return agent_state.fold(reply, len(handle.nodes), can_shrink=handle.can_shrink) if reply else None
+    nodes = len(handle.nodes) - handle.spares
+    return agent_state.fold(reply, nodes, can_shrink=handle.can_shrink, spares=handle.spares) if reply else None

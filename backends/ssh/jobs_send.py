@@ -48,18 +48,36 @@ def ready(fleet: Fleet, request: Request, shipment: Shipment) -> None:
 
 
 def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
-    """Start one detached agent on each host, or no agent at all.
+    """Start one detached agent on each host, or no agent at all. Agents on spare hosts wait.
 
     Raises ConfigError, CredentialError or UnreachableError for faults of the hosts, CapacityError if their GPUs are
     held.
     """
     body = request.body
     shipment.sending.prepares()
-    seats = _holder_first(fleet, body, assign_hosts(body, fleet))
+    seats, count = _holder_first(fleet, body, assign_hosts(body, fleet)), JobSpec.load(body["spec"]).nodes
+    try:
+        ref, specs = _prepare(fleet, body, shipment, seats)
+    except CloudtrainError as error:
+        if len(seats) == count:
+            raise
+        say(f"no spare host waits in the job: {error}")
+        seats = seats[:count]
+        ref, specs = _prepare(fleet, body, shipment, seats)
+    shipment.sending.creates()
+    _start(fleet, seats, specs, body)
+    return ref
+
+
+def _prepare(
+    fleet: Fleet, body: Mapping[str, Any], shipment: Shipment, seats: Sequence[Assignment]
+) -> tuple[JobRef, list[AgentSpec]]:
+    """Prepare the hosts, and note them in the home folder; return the handle, and the agents' messages."""
     nodes = [_node(fleet, number, seat, body) for number, seat in enumerate(seats)]
     job = JobSpec.load(body["spec"])
+    spares = len(seats) - job.nodes
     can_shrink = (job.min_nodes or job.nodes) < len(seats)
-    ref = SshRef(nodes, job.nproc_per_node, can_shrink).dump()
+    ref = SshRef(nodes, job.nproc_per_node, can_shrink, spares).dump()
     owner = identity(shipment.home)
     made_of = {"owner": owner, "record": {"record": dict(shipment.record), "ref": ref}}
     calls = {}
@@ -79,13 +97,11 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         atomic_json.write_json(path, ref)
     except OSError as error:
         raise ConfigError(f"the job cannot be noted: {error.strerror}", where=str(path)) from error
-    specs = [
-        agent_spec(number, seat, nodes[number], body, shipment, paths, made[number])
+    waits = {"spares": spares, "swaps": body["swaps"], "succeeds": True} if spares else {}
+    return ref, [
+        replace(agent_spec(number, seat, nodes[number], body, shipment, paths, made[number]), **waits)
         for number, seat in enumerate(seats)
     ]
-    shipment.sending.creates()
-    _start(fleet, seats, specs, body)
-    return ref
 
 
 def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
@@ -326,6 +342,8 @@ def _start_all(
     def call(number: int) -> Call:
         seat, spec = seats[number], replace(specs[number], token=token, head=head)
         locks = {"folder": body["gpu_locks"], "names": seat.takes, "about": {**about, "labels": dict(seat.labels)}}
+        if number >= spec.job.nodes:
+            locks["spare"] = True
         if queue := body.get("queue"):
             locks["queue"] = {**queue, **line, "host": seat.host.name, "units": seat.takes}
         return Call("verbs.start", {"request": {"folder": spec.root, "nodes": [spec.dump()], "locks": locks}})

@@ -36,4 +36,6 @@ class SshRef(StoredRecord):
     """By number."""
     nproc_per_node: int
     can_shrink: bool
-    """Whether a restart may use fewer nodes, so a rank may move."""
+    """Whether a restart may use fewer nodes, or a spare, so a rank may move."""
+    spares: int = 0
+    """How many of the nodes, the last ones, began as spares."""

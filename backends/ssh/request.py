@@ -17,6 +17,7 @@ from .block import Ssh
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
     order, block = job_order(plan, config, job_id, attempt, bundle_sha256), config.block(Ssh)
+    swaps = _swaps(plan, config, attempt)
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", block.ports.strip())
     ports = [int(match[1]), int(match[2])] if match else []  # the lowest and the highest
     body = render.render_json(
@@ -26,6 +27,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         hosts=[host.dump() for host in of_config(config)],
         ports=ports if ports and 1024 <= ports[0] < ports[1] <= 65535 else None,
         gpu_locks=block.gpu_locks,
+        swaps=swaps,
         allow_busy=block.allow_busy,
         runs_in={
             "kind": block.environment,
@@ -37,8 +39,20 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         **order,
     )
     text = render.as_json(body)
-    carried, runtime = frozenset({"resources.min_instances"}), _runtime(config, block)
-    return Request(order["name"], body, text, {"request.json": text}, carried=carried, runtime=runtime)
+    carried = frozenset({"resources.min_instances", *(["spares"] if swaps else [])})
+    files, runtime = {"request.json": text}, _runtime(config, block)
+    return Request(order["name"], body, text, files, carried=carried, runtime=runtime)
+
+
+def _swaps(plan: Plan, config: JobConfig, attempt: int) -> int:
+    """Return how many attempts the job may begin by itself with spare hosts; 0 without spare hosts that wait.
+
+    A job of one host has nobody that sees its loss. In line, the hosts are chosen at the job's turn.
+    """
+    if plan.instances < 2 or config.queue.wait or len(config.block(Ssh).hosts) <= plan.instances:
+        return 0
+    left = config.retry.max_attempts - attempt - plan.spare_attempts
+    return max(0, left) if "node_failure" in config.retry.on else 0
 
 
 def _runtime(config: JobConfig, block: Ssh) -> Runtime:

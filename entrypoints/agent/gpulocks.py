@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MACHINE = "machine"  # the lock's name on a host without GPUs
+SPARE = "spare-"  # before a job's name: the lock of an agent that waits as a spare, for `cloudtrain hosts` alone
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
 OPEN_TO_ALL = 0o1777
 

@@ -99,6 +99,8 @@ def held_by(locks: Path) -> tuple[Holding, ...]:
     """Return the host's held locks."""
     found = []
     for each in gpulocks.holders(locks):
+        if each["name"].startswith(gpulocks.SPARE):
+            continue
         root, until_s = each.get("root"), _number(each.get("until_s"))
         job, user = _plain(each.get("job", "?")), _plain(each.get("owner", "somebody"))
         priority, spared_s = int(_number(each.get("priority")) or 0), _number(each.get("spared_until_s")) or 0.0

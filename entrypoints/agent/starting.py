@@ -107,6 +107,11 @@ def _take(locks: dict[str, Any] | None, spec: AgentSpec) -> gpulocks.HeldLocks |
     return gpulocks.take(folder, locks["names"], about)
 
 
+def _show(locks: dict[str, Any], spec: AgentSpec) -> gpulocks.HeldLocks:
+    """Take a lock that only shows that the job has a spare on this host."""
+    return gpulocks.take(gpulocks.folder(locks["folder"]), [f"{gpulocks.SPARE}{spec.job.job}"], locks["about"])
+
+
 def _fork_agent(
     spec: AgentSpec,
     server: socket.socket | None,
@@ -143,8 +148,11 @@ def _fork_agent(
         if locks is not None and "queue" in locks:
             _run_in_turn(spec, own, umask, locks, announce)
         else:
-            take = partial(_take, locks, spec) if locks is not None and "spare" in locks else None
-            Agent(spec, own, umask, taken, take).run(announce)
+            is_spare = locks is not None and "spare" in locks
+            shown = _show(locks, spec) if locks is not None and is_spare else None
+            Agent(spec, own, umask, taken, partial(_take, locks, spec) if is_spare else None).run(announce)
+            if shown is not None:
+                shown.release()
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader

@@ -91,7 +91,10 @@ class Request:
     notes: tuple[str, ...] = ()
     """For people: the changes by `raw`."""
     carried: frozenset[str] = frozenset()
-    """The config's keys that the request carries out, of the keys that some backends ignore."""
+    """The config's keys that the request carries out, of the keys that some backends ignore.
+
+    And `spares`, if spare hosts wait in the job and begin the retries.
+    """
     archive: str | None = None
     """Where `-o DIR` puts the code, for a vendor's CLI that uploads the code."""
     decoded: Mapping[str, str] = field(default_factory=dict)

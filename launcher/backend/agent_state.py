@@ -13,19 +13,20 @@ from ..job import CLOCKS, State
 STRAGGLER_S = 30.0  # after node 0's exit record; from then on the record decides, even while slower agents are alive
 
 
-def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True) -> State | None:
+def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True, spares: int = 0) -> State | None:
     """Return the job's state from the agents' reports by node; None if the unseen nodes may know more.
 
     `looks` come from `node_folder.look`. A node whose agent ended without an exit record is lost. `can_shrink`: a
-    restart may continue with fewer nodes, so a fenced node knows only its own end.
+    restart may continue with fewer nodes, so a fenced node knows only its own end. `spares`: agents beyond the nodes.
     """
     looks = {node: look for node, look in looks.items() if not look.elsewhere}
     seen = [looks[node] for node in sorted(looks)]
     states = [look.state for look in seen if look.state]
+    newest_first = sorted(states, key=lambda state: -state.generation)
     facts: dict[str, Any] = {
         "started_s": min((state.started_s for state in states if state.started_s), default=None),
         "restarts": max([state.generation - 1 for state in states if state.generation], default=0),
-        "detail": next((state.detail for state in states if state.detail), None),
+        "detail": next((state.detail for state in newest_first if state.detail), None),
     }
     verdict = _verdict(looks)
     facts |= _held(seen, nodes)
@@ -41,7 +42,7 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
         ends_s = [state.ended_s for state in states if state.ended_s]  # of the last run, if the job waits again
         return State("pending", queue=line, ended_s=max(ends_s, default=None), **facts)
     others_may_go_on = verdict is None or (verdict.fenced and can_shrink)
-    if len(seen) < nodes and others_may_go_on:
+    if len(seen) < nodes + spares and others_may_go_on:
         # After `stop --now`, machines that cannot be reached count as stopped.
         return _lost(seen, facts) if seen and all(look.asked == "now" for look in seen) else None
     if verdict is None:
@@ -53,6 +54,7 @@ def fold(looks: Mapping[int, NodeStatus], nodes: int, *, can_shrink: bool = True
         "resumable": verdict.state != "succeeded" and is_saved,
         "billed_s": verdict.held_s,
         "gone_s": verdict.gone_s or None,
+        "joined_s": verdict.joined_s,
         "billed_by": None if verdict.held_s is None else CLOCKS,
     }
     return State(state=verdict.state, **{**facts, **end_facts})
@@ -77,8 +79,11 @@ def _held(seen: Sequence[NodeStatus], nodes: int) -> dict[str, Any]:
     if not reports:
         return {}
     state, _, held_s = max(reports, key=lambda each: (each[0].generation, *each[1:]))
-    billed_s = (held_s * (nodes - len(state.gone_s)) + sum(state.gone_s.values())) / nodes
-    return {"billed_s": billed_s, "gone_s": state.gone_s or None, "billed_by": CLOCKS}
+    joined_s = state.joined_s or {}
+    late_s = sum(begin_s for node, begin_s in joined_s.items() if node not in state.gone_s)
+    left = nodes - len(state.gone_s) + len(joined_s)
+    billed_s = (held_s * left - late_s + sum(state.gone_s.values())) / nodes
+    return {"billed_s": billed_s, "gone_s": state.gone_s or None, "joined_s": state.joined_s, "billed_by": CLOCKS}
 
 
 def _lost(seen: list[NodeStatus], facts: dict[str, Any]) -> State:

@@ -108,7 +108,8 @@ def prepare_next(
         cache = registry.folder / "bundles"
         ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=spent_micro, job_id=job.id)
     step = None if from_older else newest_save(registry.attempts(job))[0]
-    plan = replace(ready.plan, saved_step=step)
+    spared = job.attempt.plan.spare_attempts + job.attempt.state.spare_attempts
+    plan = replace(ready.plan, saved_step=step, spare_attempts=spared)
     ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
@@ -275,7 +276,8 @@ def is_due(job: Job) -> bool:
     is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
     if not is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
-    return attempt.number < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
+    begun = attempt.number + attempt.plan.spare_attempts + state.spare_attempts
+    return begun < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
 
 
 def send_if_due(registry: Registry, job: Job) -> Job | None:

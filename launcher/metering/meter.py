@@ -176,10 +176,11 @@ def _legs(attempt: Attempt) -> list[Leg]:
         began_s = attempt.created_s if state.started_s is None else state.started_s
         used_s = 0.0 if state.started_s is None else whole.most_s or 0.0
         whole = replace(whole, ended_s=began_s + (used_s if state.billed_s is None else state.billed_s))
-    gone = list((state.gone_s or {}).values())[: max(0, instances - 1)]
+    joined = min(len(state.joined_s or {}), len(state.gone_s or {}))  # each in the place of a dropped node
+    gone = list((state.gone_s or {}).values())[: max(0, instances + joined - 1)]
     if not gone or state.started_s is None:
         return [whole]
-    left = instances - len(gone)
+    left = instances + joined - len(gone)
     if state.billed_s is not None:  # the mean of all instances
         whole = replace(whole, billed_s=max(0.0, (state.billed_s * instances - sum(gone)) / left))
     early = [

@@ -331,7 +331,8 @@ def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Itera
     }
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
         always = "to have them always: cloudtrain watch --install"
-        yield f"retries happen only while a cloudtrain command follows the job; {always}"
+        which = "retries without a waiting spare host" if "spares" in request.carried else "retries"
+        yield f"{which} happen only while a cloudtrain command follows the job; {always}"
     if config.requirements:
         stays = "torch stays as it is there"
         yield f"{config.requirements}: installed on each node before the ranks start; {stays}"
@@ -388,8 +389,10 @@ def after_loss(prepared: Prepared) -> str:
         parts.append(f"the job goes on with {counts} of {plan.instances} (min_instances)")
     if retries := config.retry.max_attempts - 1 if "node_failure" in config.retry.on else 0:
         spare = len(getattr(getattr(config, config.backend, None), "hosts", ())) - plan.instances
-        hosts = f" ({counted(spare, 'spare host')})" if spare > 0 else ""
-        parts.append(f"at most {retries} retr{'y' if retries == 1 else 'ies'}{hosts}")
+        waits = "spares" in prepared.request.carried
+        by_itself = ", which the job takes by itself" if waits else ""
+        hosts = f" ({counted(spare, 'spare host')}{by_itself})" if spare > 0 else ""
+        parts.insert(0 if waits else 1, f"at most {retries} retr{'y' if retries == 1 else 'ies'}{hosts}")
     if plan.terms.starts > 1 and not retries:
         parts.append("the platform starts the job again")
     keys = "`retry`, no `min_instances`" if is_elastic else "`retry`"

@@ -139,6 +139,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {  # of State; None is valid for all 
     "url": lambda data: text(data, _MOST_LINE),
     "billed_by": text,
     "gone_s": _gone_s,
+    "joined_s": _gone_s,
     "queue": lambda data: data,
     **dict.fromkeys(("started_s", "ended_s", "told_s"), partial(within, most=LATEST_S)),
     **dict.fromkeys(("billed_s", "idle_s", "hourly_usd"), partial(within, most=LONGEST_S)),

@@ -503,7 +503,8 @@ def call(job: Job, *gone: int, generation: int = 1, **answers: bool) -> Desired:
     desired = lose(job, *gone)
     while desired.want == "kill":
         held = {node: answers.get(f"s{node}") for node in desired.called}
-        assert held and None not in held.values(), desired
+        assert held, desired
+        assert None not in held.values(), desired
         for node, is_held in held.items():
             job.say(node, seat=(generation, is_held))
         desired = job.decide(lost=frozenset(gone))

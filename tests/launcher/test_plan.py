@@ -397,8 +397,8 @@ COPIED = "; checkpoints are copied to the next machine"
         (
             "resources: {instances: 3, min_instances: 2}\ntraining: {global_batch_size: 60}\n"
             "retry: {max_attempts: 3}\n" + HOSTS,
-            "if a machine dies: the job goes on with 2 of 3 (min_instances), else at most 2 retries (1 spare host)"
-            + COPIED,
+            "if a machine dies: at most 2 retries (1 spare host, which the job takes by itself), "
+            "else the job goes on with 2 of 3 (min_instances)" + COPIED,
         ),
         (
             "resources: {instances: 2}\n" + HOSTS,
