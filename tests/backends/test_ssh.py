@@ -59,6 +59,25 @@ def test_request_equals_the_golden_file(name: str, text: str, render: Callable[.
     assert render(text).text == made.text
 
 
+@pytest.mark.parametrize(
+    ("more", "swaps"),
+    [
+        ("retry: {max_attempts: 3}", 2),
+        ("", None),
+        ("retry: {max_attempts: 3, on: [error]}", None),
+        ("retry: {max_attempts: 3}\nqueue: {wait: true}", None),
+        ("retry: {max_attempts: 3}\nresources: {instances: 1}", None),
+        ("retry: {max_attempts: 3}\nresources: {instances: 3}", None),
+    ],
+)
+def test_job_begins_its_retries_with_spare_hosts(render: Callable[..., Request], more: str, swaps: int | None) -> None:
+    """Only a job of several hosts, with spare hosts and retries for lost machines, and outside a line."""
+    text = PLAIN.replace("gpu2]", "gpu2, gpu3]")
+    text = text.replace("resources: {instances: 2}\n", "") if "resources" in more else text
+    made = render(f"{text}{more}\n")
+    assert (made.body.get("swaps"), "spares" in made.carried) == (swaps, swaps is not None)
+
+
 def test_dry_run_writes_the_request_of_a_submit(cli: Any, tmp_path: Path) -> None:
     """The dry run needs neither a connection nor an `ssh`; the request does not contain the secret's value."""
     (tmp_path / "train.py").write_text("")

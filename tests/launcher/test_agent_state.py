@@ -76,6 +76,17 @@ def test_nodes_are_billed_until_they_are_given_up() -> None:
     assert (lost.state, lost.billed_s, lost.gone_s) == ("failed", 55.0, None)
 
 
+def test_spares_are_billed_from_their_begin() -> None:
+    """Of two nodes one is lost after 20 s, replaced by a spare, which is lost after 30 s and replaced by another."""
+    swapped = {"generation": 3, "gone_s": {"1": 20.0, "2": 30.0}, "joined_s": {"2": 20.0, "3": 50.0}}
+    waiting = look(held_s=90.0, state={"generation": 0, "detail": "waits as a spare"})
+    found = fold({0: look(held_s=80.0, state=swapped), 3: waiting}, 2, spares=3)
+    assert found is not None
+    assert (found.billed_s, found.joined_s, found.spare_attempts) == (80.0, {"2": 20.0, "3": 50.0}, 2)
+    fenced = look(alive=False, ended=verdict(fenced=True))
+    assert fold({0: fenced, 1: fenced}, 2, spares=1) is None, "the spare may go on"
+
+
 def test_preempted_job_in_line_tells_the_end_of_its_last_run() -> None:
     """So no limit and no cost counts the wait."""
     state = {"generation": 0, "phase": "queued", "queue": {"place": 1}, "ended_s": 140.0}

@@ -98,20 +98,24 @@ def cloud(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int,
 
 
 def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *, ends: bool) -> tuple[Any, ...]:
-    """Return an attempt on own machines; some machines are lost and given up after up to 15 s."""
+    """Return an attempt on own machines; some are lost, given up after up to 15 s, and spares replace some of these."""
     wall_off_s = some(rnd, -2 * HOUR, 2 * HOUR)  # the nodes' clock is set once during the run
     begun_s, over_s = at_s, at_s + rnd.choice([some(rnd, 5, 200), some(rnd, 200, 20_000)])
     lost = {node: some(rnd, begun_s, over_s) for node in range(1, nodes) if rnd.random() < 0.2}
     given_up = {node: min(true_s + some(rnd, 10, 15), over_s) for node, true_s in lost.items()}
+    joined = {nodes + number: up_s for number, up_s in enumerate(given_up.values()) if rnd.random() < 0.5}
     verdict = {"state": "succeeded", "reason": None, "error": None, "restarts": 0, "resumable": False}
 
     def report(true_s: float, is_over: bool) -> State:
         gone_s = {str(node): up_s - begun_s for node, up_s in given_up.items() if up_s <= true_s}
         state = {"pid": 1, "started_s": begun_s, "generation": 1 + len(gone_s), "detail": None, "zero_s": 1000.0}
-        told = {"state": {**state, "gone_s": gone_s}, "exit": None, "alive": not is_over, "asked": None}
+        joined_s = {str(node): up_s - begun_s for node, up_s in joined.items() if up_s <= true_s} or None
+        changed = {"gone_s": gone_s, "joined_s": joined_s}
+        told = {"state": {**state, **changed}, "exit": None, "alive": not is_over, "asked": None}
         if is_over:
             held_s = sum(gone_s.get(str(node), true_s - begun_s) for node in range(nodes)) / nodes
-            told |= {"exit": {**verdict, "ended_s": over_s + wall_off_s, "held_s": held_s, "gone_s": gone_s}}
+            held_s += sum(true_s - begun_s - each_s for each_s in (joined_s or {}).values()) / nodes
+            told |= {"exit": {**verdict, **changed, "ended_s": over_s + wall_off_s, "held_s": held_s}}
         more = {"ended_ago_s": 40.0} if is_over else {"held_s": true_s - begun_s}
         state_now = agent_state.fold({0: NodeStatus.load({**told, **more})}, nodes)
         assert state_now is not None
@@ -119,6 +123,7 @@ def own(rnd: random.Random, clock: Clock, at_s: float, price: int, nodes: int, *
 
     state, now_s, look_s = polled(rnd, clock, begun_s, over_s, report, ends=ends)
     used_ms = sum(ms(min(lost.get(node, over_s), look_s)) - ms(begun_s) for node in range(nodes))
+    used_ms += sum(max(0, ms(look_s) - ms(up_s)) for up_s in joined.values())
     return state, now_s, over_s, price * used_ms
 
 
@@ -221,6 +226,17 @@ def test_lost_nodes_cost_until_their_loss() -> None:
     assert spent(shrunk, now_s=1010.0) == 11_200_000
     assert meter.burn_micro_h(meter.legs_of([shrunk])) == 72_000_000
     assert [leg.instances for leg in meter.legs_of([shrunk])] == [2, 1, 1]
+
+
+def test_spare_costs_from_its_begin_in_place_of_a_lost_node() -> None:
+    """Of two nodes a node is lost after 100 s, and a spare joins at once: two nodes at any time, and two still run."""
+    state = ran(0, None, billed_s=400.0, gone_s={"1": 100.0}, joined_s={"2": 100.0}, told_s=1000.0)
+    swapped = attempt(state=state, price_micro=36_000_000)
+    assert spent(swapped, now_s=1000.0) == 8_000_000
+    assert spent(swapped, now_s=1010.0) == 8_200_000
+    assert [leg.instances for leg in meter.legs_of([swapped])] == [2, 1]
+    odd = attempt(state=replace(state, joined_s={str(node): 1.0 for node in range(2, 900)}), price_micro=36_000_000)
+    assert spent(odd, now_s=1000.0) == 8_000_000, "a report of more spares than lost nodes adds no node"
 
 
 def test_parts_add_up_to_the_whole() -> None:

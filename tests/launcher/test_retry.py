@@ -27,6 +27,8 @@ PREEMPTED = State("failed", "preempted", resumable=True)
         (PREEMPTED, ASKED, 1, True),
         (PREEMPTED, ASKED, 2, True),
         (PREEMPTED, ASKED, 3, False),
+        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 9.0}), ASKED, 1, True),
+        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 40.0}), ASKED, 1, False),
         (PREEMPTED, {**ASKED, "max_attempts": 1}, 1, False),
         (PREEMPTED, None, 1, False),
         (PREEMPTED, {**ASKED, "on": ["error"]}, 1, False),
@@ -42,7 +44,10 @@ PREEMPTED = State("failed", "preempted", resumable=True)
 def test_retry_is_due_by_a_configured_fault(
     state: State, asked: dict[str, Any] | None, number: int, is_due: bool
 ) -> None:
-    """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not."""
+    """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not.
+
+    Spares that joined at two times began two attempts inside the first.
+    """
     config, ref = {"retry": asked} if asked else {}, {"folder": "/x", "nodes": 2}
     assert retry.is_due(make_job("j-1", number, config=config, state=state, phase="sent", ref=ref)) is is_due
 
