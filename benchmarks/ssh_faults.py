@@ -72,12 +72,12 @@ def _work(trials: SimpleQueue[tuple[Fault, int]], seen: list[Seen]) -> None:
                 fault, seed = trials.get_nowait()
             except Empty:
                 return
-            if fault.hosts in found:
-                found[fault.hosts].reset()
+            if fault.machines in found:
+                found[fault.machines].reset()
             else:
-                found[fault.hosts] = Cluster.start(fault.hosts, folder / f"of-{fault.hosts}")
+                found[fault.machines] = Cluster.start(fault.machines, folder / f"of-{fault.machines}")
             begin_s = time.monotonic()
-            one = befall(fault, found[fault.hosts], seed)
+            one = befall(fault, found[fault.machines], seed)
             seen.append(one)
             _say(one, time.monotonic() - begin_s)
     finally:

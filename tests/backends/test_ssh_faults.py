@@ -20,7 +20,7 @@ QUICK = ("link cut",)  # a permanent cut of the network
 MORE = (
     *("sshd killed on all hosts", "power off node 0, fewer", "trainer kill -9", "agent kill -9, node 1"),
     *("agent SIGSTOP, node 1", "link cut 5 s", "nodes cut from each other, fewer", "power off node 1, fewer"),
-    *("power off node 0", "disk full at a checkpoint"),
+    *("power off node 0", "disk full at a checkpoint", "link cut, spare", "power off node 1, spare"),
 )
 
 
@@ -37,7 +37,7 @@ def test_fault_ends_as_the_table_says(name: str, cluster: Callable[[int], Cluste
     The benchmark checks the times: in this test the machine is busy with further tests.
     """
     fault = named(name)
-    assert run(fault, cluster(fault.hosts), seed=0).wrong == []
+    assert run(fault, cluster(fault.machines), seed=0).wrong == []
 
 
 def test_faults_have_unique_names() -> None:

@@ -46,20 +46,28 @@ class Fault:
     ends_by_itself: bool = False
     from_step: int = 22  # earliest step; if node 0 is lost, late enough for a copy of its checkpoint on another node
     workdir: str = ""
+    spares: int = 0  # hosts that wait in the job
+
+    @property
+    def machines(self) -> int:
+        """The number of hosts, with the spares."""
+        return self.hosts + self.spares
 
     def config(self) -> str:
         """Return the job's settings; the processes are real interpreters, no forks of a warm process."""
         fewest = "" if self.fewest is None else f", min_instances: {self.fewest}"
         workdir = f", workdir: {self.workdir}" if self.workdir else ""
-        names = ", ".join(f"h{number}" for number in range(self.hosts))
+        names = ", ".join(f"h{number}" for number in range(self.machines))
         reached = 'ssh_config: "${SSH_CONFIG}", python: "${SSH_PYTHON}"'
         resources = f"resources: {{instances: {self.hosts}{fewest}}}\n"
+        resources += "retry: {max_attempts: 2}\n" if self.spares else ""
         env = "" if "env:" in self.more else "env: {COLD_PYTHON: '1'}\n"
         return f"{resources}{env}ssh: {{hosts: [{names}], {reached}{workdir}}}\n{self.more}"
 
     def told_settings(self) -> str:
         """Return the settings in the form of the table."""
         fewest = [] if self.fewest is None else [f"min {self.fewest}"]
+        fewest += [f"{self.spares} spare"] if self.spares else []
         return ", ".join([f"{self.hosts} hosts", *fewest, *([self.settings] if self.settings else [])])
 
 
@@ -180,6 +188,7 @@ def _has_good_checkpoint(job: Training, node: int) -> list[str]:
 
 
 _ON_FEWER = {"ending": Ending.FEWER, "fewest": 1}
+_SPARE = {"ending": Ending.RESTARTS, "spares": 1}
 _THREE = {"ending": Ending.FEWER, "hosts": 3, "fewest": 2, "from_step": 150}
 
 FAULTS = (
@@ -191,6 +200,8 @@ FAULTS = (
           more="distributed: {hang_timeout: 5s}\n", settings="hang_timeout 5 s"),
     Fault("agent kill -9, node 1", _process("agent"), Ending.FAILS),
     Fault("agent kill -9, node 1, fewer", _process("agent"), **_ON_FEWER),
+    Fault("agent kill -9, node 1, spare", _process("agent"), **_SPARE),
+    Fault("agent kill -9, node 0, spare", _process("agent"), node=0, from_step=150, **_SPARE),
     Fault("agent kill -9, node 0", _process("agent"), Ending.FAILS, node=0),
     Fault("agent kill -9, node 0, fewer", _process("agent"), node=0, **_THREE),
     Fault("agent SIGSTOP, node 1", _process("agent", signal.SIGSTOP), Ending.FAILS),
@@ -199,6 +210,8 @@ FAULTS = (
     Fault("all of a node's processes kill -9", _all_processes, Ending.FAILS, node=None),
     Fault("link cut", _line("cut"), Ending.FAILS, after=_joined_again),
     Fault("link cut, fewer", _line("cut"), after=_joined_again, **_ON_FEWER),
+    Fault("link cut, spare", _line("cut"), after=_joined_again, **_SPARE),
+    Fault("link cut, node 0, spare", _line("cut"), node=0, from_step=150, after=_joined_again, **_SPARE),
     Fault("link cut, node 0", _line("cut"), Ending.FAILS, node=0, from_step=150, after=_joined_again),
     Fault("link cut, node 0, fewer", _line("cut"), node=0, after=_joined_again, **_THREE),
     Fault("link cut 5 s", _line("cut", 5), Ending.UNHURT, node=None),
@@ -209,6 +222,7 @@ FAULTS = (
     Fault("nodes cut from each other, fewer", _isolate, settings="ssh reaches all", after=_joined_again, **_ON_FEWER),
     Fault("power off node 1", _power_off, Ending.FAILS, after=_booted_again),
     Fault("power off node 1, fewer", _power_off, after=_booted_again, **_ON_FEWER),
+    Fault("power off node 1, spare", _power_off, after=_booted_again, **_SPARE),
     Fault("power off node 0", _power_off, Ending.FAILS, node=0, from_step=150, after=_booted_again),
     Fault("power off node 0, fewer", _power_off, node=0, after=_booted_again, **_THREE),
     Fault("sshd killed on all hosts", _kill_sshd, Ending.UNHURT, ends_by_itself=True),

@@ -103,7 +103,7 @@ def _watch_restart(
         host.name: {
             (process.pid, process.started)
             for process in before[host.name]
-            if (is_fewer and number == node) or process.pid != agents[host.name]
+            if ((is_fewer or fault.spares) and number == node) or process.pid != agents[host.name]
         }
         for number, host in enumerate(job.hosts)
     }
