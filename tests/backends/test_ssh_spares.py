@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wholejobs
 
 from doubles.signatures import MakeProject
 from doubles.sshhosts import lightpython
@@ -33,6 +34,16 @@ while not (Path.home() / "end").exists():
         (folder / "partial.tmp").write_text(json.dumps([step, loss]))
         (folder / "partial.tmp").rename(folder / f"step-{step:06d}.json")
     time.sleep(0.1)
+"""
+CONFIG = f"""\
+name: j
+backend: ssh
+task: task.py
+env: {{OMP_NUM_THREADS: "1"}}
+resources: {{instances: 2}}
+retry: {{max_attempts: 2}}
+{wholejobs.TRAINING}{wholejobs.LIMITS}ssh: {{hosts: [h0, h1, h2], ssh_config: "${{SSH_CONFIG}}", \
+python: "${{SSH_PYTHON}}"}}
 """
 SETTINGS = f'ssh_config: "${{SSH_CONFIG}}", python: {lightpython.PATH}, price_per_hour: "3600 USD"'
 
@@ -156,3 +167,28 @@ def test_attempts_of_spares_count(cli: Any, hosts: Any, submit: Any) -> None:
     found = cli("status", job, "--json").json
     assert (found["state"], found["reason"], found["attempt"]) == ("failed", "node_failure", 1)
     assert not steps(h3, job, 1)
+
+
+@pytest.fixture
+def three(cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Return three hosts that the command finds, with torch."""
+    found = cluster(3)
+    found.apply(monkeypatch)
+    return found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("lost", [1, 0])
+def test_task_trains_as_without_a_fault(
+    cli: Any, three: Cluster, folder: Path, whole: wholejobs.Results, lost: int
+) -> None:
+    """Losses and weights of two real ranks are the same, bit for bit, if a host is cut off and a spare joins."""
+    cli.ok("submit", "-d", "-y", "--force", "--name", f"j-{lost}", cwd=folder)
+    jobs = [host.home / ".cloudtrain/jobs" / f"j-{lost}" for host in three.hosts]
+    until(lambda: (jobs[1 - lost] / "checkpoints/step-00000030").exists(), 120)
+    three.hosts[lost].cut()
+    assert cli("wait", f"j-{lost}", timeout_s=200).code == 0
+    assert (jobs[2] / "attempt-1/node-2/log/rank-1.log").exists()
+    three.hosts[lost].join()
+    assert wholejobs.losses(cli, f"j-{lost}") == whole.losses
+    wholejobs.assert_equal(wholejobs.weights(cli, f"j-{lost}", folder), whole.weights)
