@@ -99,6 +99,11 @@ class Attempt:
         return platform_name(self.job_id, self.number)
 
     @property
+    def spare_attempts(self) -> int:
+        """The attempts of `retry.max_attempts` that spare hosts began, in this attempt and before it."""
+        return self.plan.spare_attempts + self.state.spare_attempts
+
+    @property
     def platform_number(self) -> int | None:
         """The platform's number of this attempt, None if the platform has only names."""
         number = (self.ref or {}).get("number")

@@ -108,8 +108,7 @@ def prepare_next(
         cache = registry.folder / "bundles"
         ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=spent_micro, job_id=job.id)
     step = None if from_older else newest_save(registry.attempts(job))[0]
-    spared = job.attempt.plan.spare_attempts + job.attempt.state.spare_attempts
-    plan = replace(ready.plan, saved_step=step, spare_attempts=spared)
+    plan = replace(ready.plan, saved_step=step, spare_attempts=job.attempt.spare_attempts)
     ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
@@ -276,7 +275,7 @@ def is_due(job: Job) -> bool:
     is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
     if not is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
-    begun = attempt.number + attempt.plan.spare_attempts + state.spare_attempts
+    begun = attempt.number + attempt.spare_attempts
     return begun < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
 
 
@@ -292,7 +291,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
         return None
     from . import submit
 
-    number, most = job.attempt.number + 1, job.asked.max_attempts
+    number, most = job.attempt.number + 1, job.asked.max_attempts - job.attempt.spare_attempts
     error = job.attempt.state.error or {}
     signs = [sign_of(each.state.error) for each in registry.attempts(job)[-2:]]
     if error.get("again") or (len(signs) == 2 and signs[0] is not None and signs[0] == signs[1]):

@@ -47,7 +47,7 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         hang_s=hang_s,
         unreachable_since_s=attempt.unreachable_since_s,
         restarts=state.restarts,
-        most_attempts=asked.max_attempts if state.reason in asked.retry_on else 1,
+        most_attempts=asked.max_attempts - attempt.spare_attempts if state.reason in asked.retry_on else 1,
         saves=job.saves,
         is_saved=forecast.saved_attempt is not None or state.resumable,
         is_resumable=state.resumable and attempt.phase != "never_sent",

@@ -115,6 +115,8 @@ def test_two_losses_in_a_row_are_mended_by_the_agents(cli: Any, hosts: Any, subm
     uses = {(each["host"], each["use"], each["unit"]) for each in cli("hosts", "--json", cwd=where).json["hosts"]}
     assert uses >= {("h1", "held", "-"), ("h2", "free", "-"), ("h2", "waits", "spare"), ("h3", "waits", "spare")}
     assert cli("status", job, "--json").json["detail"] == "spare 2, 3 waits"
+    pid = json.loads((folder(h3, job) / "state.json").read_text())["pid"]
+    assert int(re.findall(r"VmRSS:\s+(\d+)", h3.path(f"/proc/{pid}/status").read_text())[0]) < 64 << 10
     kill_agent(h1, job)
     until(lambda: len(steps(h2, job, 1)) > 12, 90)
     h0.cut()
@@ -153,6 +155,25 @@ def test_job_whose_spare_is_taken_fails_as_without_a_spare(cli: Any, hosts: Any,
             (host.home / "end").touch()
         assert waits.result().code == 0
     assert cli("status", job, "--json").json["attempt"] == 2
+
+
+def test_unusable_spare_does_not_refuse_the_job(cli: Any, hosts: Any, project: MakeProject) -> None:
+    """A spare that its peers cannot reach, or that cannot be prepared, is left out with its fault."""
+    h0, _, h2 = hosts(3)
+    where = project(config("h0, h1, h2"), script="train.py", text=TRAIN)
+    for fault in ("peers", "jobs"):
+        if fault == "peers":
+            h0.isolate()
+            h2.isolate()
+        else:
+            h0.join()
+            h2.join()
+            (h2.home / ".cloudtrain/jobs").write_text("a file in place of the folder")
+        sent = cli.ok("submit", "-d", "-y", "--json", cwd=where)
+        assert "no spare host waits in the job: " in sent.stderr, fault
+        uses = {(each["host"], each["use"]) for each in cli("hosts", "--json", cwd=where).json["hosts"]}
+        assert uses == {("h0", "held"), ("h1", "held"), ("h2", "free")}
+        assert cli("stop", sent.json["job"], "--now", "-y").code in (0, 9)
 
 
 def test_attempts_of_spares_count(cli: Any, hosts: Any, submit: Any) -> None:
