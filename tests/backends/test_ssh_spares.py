@@ -176,9 +176,13 @@ def test_unusable_spare_does_not_refuse_the_job(cli: Any, hosts: Any, project: M
         assert cli("stop", sent.json["job"], "--now", "-y").code in (0, 9)
 
 
-def test_attempts_of_spares_count(cli: Any, hosts: Any, submit: Any) -> None:
-    """With two attempts in all, a second loss after a spare's attempt ends the job, and no retry is sent."""
+def test_attempts_of_spares_count(cli: Any, hosts: Any, submit: Any, project: MakeProject) -> None:
+    """With two attempts in all, a second loss after a spare's attempt ends the job, and no retry is sent.
+
+    A resume as the last of three attempts has no waiting spare.
+    """
     h0, h1, h2, h3 = hosts(4)
+    where = project(config("h0, h1, h2, h3", attempts=2), script="train.py", text=TRAIN)
     job = submit(config("h0, h1, h2, h3", attempts=2))
     until(lambda: len(steps(h0, job, 0)) > 12, 90)
     kill_agent(h1, job)
@@ -188,6 +192,9 @@ def test_attempts_of_spares_count(cli: Any, hosts: Any, submit: Any) -> None:
     found = cli("status", job, "--json").json
     assert (found["state"], found["reason"], found["attempt"]) == ("failed", "node_failure", 1)
     assert not steps(h3, job, 1)
+    cli.ok("resume", job, "-y", "-d", "--from-older", "--set", "retry.max_attempts=3")
+    uses = [each["use"] for each in cli("hosts", "--json", "-f", where / "cloudtrain.yaml").json["hosts"]]
+    assert sorted(uses) == ["free", "free", "held", "held"]
 
 
 @pytest.fixture
