@@ -352,6 +352,8 @@ class AgentSpec(Message, names={"job": "spec"}):
     store: str | None = None  # of installed environments
     requeues: bool = False  # the platform starts the job again after a pre-emption
     shows_variables: bool = False  # Slurm's, to the ranks
+    life: int = 0  # the earlier agents of this node
+    grow_s: float = 300.0  # from a start of the ranks until the job may start again on more nodes
 
 
 @dataclass(frozen=True, kw_only=True)

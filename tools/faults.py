@@ -153,8 +153,8 @@ FAULTS = [
     Fault(
         "limit of restarts",
         "entrypoints/agent/coordinate.py",
-        "self.earlier_restarts < self.rules.max_restarts",
-        "self.earlier_restarts <= self.rules.max_restarts",
+        "or self._restarts_left() > 0",
+        "or self._restarts_left() >= 0",
         "entrypoints/test_coordinate.py::test_restart_stops_at_its_limit",
     ),
     Fault(

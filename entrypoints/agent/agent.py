@@ -71,7 +71,7 @@ class Agent:
             listener = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.membership = Membership(spec, server, self.ranks.fresh_port, listener)
         self.files = NodeFiles(spec, self.membership.before)
-        self.report = Report(spec.node)
+        self.report = Report(spec.node, life=spec.life)
         if spec.succeeds or spec.copies:
             self.report = replace(self.report, address=spec.address, ports=(self.membership.port, self.files.port))
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
@@ -144,6 +144,7 @@ class Agent:
             return True
         self._apply(desired)
         self._report_gpus(desired)
+        self.report = replace(self.report, latest=self.files.latest() if self.membership.awaits_save else None)
         self.membership.listen(TICK_S)
         return False
 
@@ -197,6 +198,10 @@ class Agent:
                 self._set(seat=answer)
         elif self._is_spare and desired.want == "run" and not is_member:
             self.seat.leave()
+            self.report = replace(self.report, seat=None)
+        if desired.generation == self.desired.generation and desired.note != self.desired.note:
+            self.desired = replace(self.desired, note=desired.note)
+            self._write_state()
         if self.report.phase == "running" and (desired.want == "kill" or not is_member):
             self._kill_ranks()
         elif desired.want == "run" and desired.generation > self.report.generation and is_member:
@@ -301,8 +306,9 @@ class Agent:
             generation=self.report.generation,
             detail=PREPARING if is_preparing else SPARE if self._is_spare else self.desired.note,
             started_s=self.started_s,
-            held_s=self.membership.now_s(),
-            zero_s=self.membership.zero_s,
+            # A node that is back does not know for how long the job did without the node.
+            held_s=None if self.spec.life else self.membership.now_s(),
+            zero_s=None if self.spec.life else self.membership.zero_s,
             gone_s=self.membership.gone_s(),
             joined_s=self.membership.joined_s(),
         )

@@ -2,7 +2,8 @@
 
 Both directions carry states, not commands: each node sends its own state, node 0 sends the desired state, and a lost
 or repeated message changes no decision. A generation is one start of all nodes' torchrun. A restart is the next
-generation, on fewer nodes if a node was lost and the job may continue without the lost node.
+generation, on fewer nodes if a node was lost and the job may continue without the lost node. A job on fewer nodes
+grows at a save, as soon as nodes are back.
 
 Nodes from `Rules.nodes` on are spares: their agents wait without locks. If a node is lost, node 0 calls a spare, which
 takes its host's locks and joins the next generation. That generation is a new attempt of `retry.max_attempts`.
@@ -10,11 +11,11 @@ takes its host's locks and joins the next generation. That generation is a new a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import ExitReport, ExitState, RunSpec, sign_of, step_in_words
+from ..contract import AgentSpec, ExitReport, ExitState, RunSpec, sign_of, step_in_words
 from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
@@ -32,6 +33,8 @@ class Report(Record):
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
     of each local rank's GPU (gpumeter.py). `queue`: the host's line while the job waits in a queue (queue_wait.py).
     `seat`: a spare's answer to a call: the generation of the call, and whether the spare holds its locks.
+    `life`: the earlier agents of this node (returning.py). `latest`: on the leader of a job that waits for a save in
+    order to grow, a mark of the newest complete checkpoint, empty without a checkpoint.
     """
 
     node: int
@@ -48,6 +51,8 @@ class Report(Record):
     gpus: tuple[tuple[float | None, ...], ...] = ()
     queue: dict[str, Any] | None = None
     seat: tuple[int, bool] | None = None
+    life: int = 0
+    latest: str | None = None
 
     @property
     def is_done(self) -> bool:
@@ -60,10 +65,10 @@ class Desired(Record):
     """The desired state of every node. `want`: wait run stop kill end; `verdict` is the job's end, with `end` only.
 
     `nodes` run this generation; a node's position in `nodes` is its rank, and remaining nodes run no ranks. `note`
-    tells users why nodes are missing. `places`: each node's number, address, and ports as in its report. `resume`: the
-    checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder. While the job
-    waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py). `gone`: the nodes that the
-    job gave up. `called`: the spares that take their locks now.
+    tells users why nodes are missing or new. `places`: each node's number, address, and ports as in its report.
+    `resume`: the checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder.
+    While the job waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py). `gone`: the
+    nodes that the job gave up. `called`: the spares that take their locks now. `grown`: the starts on more nodes.
     """
 
     want: str = "wait"
@@ -78,6 +83,7 @@ class Desired(Record):
     queue: dict[str, Any] | None = None
     gone: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
+    grown: int = 0
 
 
 WAIT = Desired()
@@ -89,6 +95,7 @@ class Rules:
 
     A restart needs at least `fewest` nodes (None: all), and a number in `sizes`: ranks must share the batch evenly.
     `swaps`: how often spares may take the place of lost nodes, each time in a new attempt.
+    `grow_s`: from a generation's start until the job may grow, because a growth costs as much as a restart.
     """
 
     nodes: int
@@ -100,6 +107,7 @@ class Rules:
     join_timeout_s: float
     fewest: int | None = None
     sizes: tuple[int, ...] | None = None
+    grow_s: float = AgentSpec.grow_s
     run: RunSpec = field(default_factory=RunSpec)
     spares: int = 0
     swaps: int = 0
@@ -109,6 +117,16 @@ class Rules:
         fewest = self.nodes if self.fewest is None else self.fewest
         allowed = range(1, self.nodes + 1) if self.sizes is None else self.sizes
         return max((size for size in allowed if fewest <= size <= left), default=0)
+
+
+@dataclass
+class Growth:
+    """The way of a generation to more nodes. `note`: the generation's own, for a node that is lost before it joins."""
+
+    note: str | None = None
+    awaits_save: bool = False  # the job grows at the next save
+    saved: str | None = None  # the newest checkpoint at the last look
+    is_begun: bool = False  # the ranks are killed for a start on more nodes
 
 
 @dataclass
@@ -125,11 +143,13 @@ class Coordinator:
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
     last_sign: tuple[Any, ...] | None = None
     was_unmet: bool = False  # at the end of the start before: no rank had met another
-    gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up; they do not return
+    gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up, until they are back
     missed_s: float | None = None  # since when a node of this generation is lost
     joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
     swaps: int = 0
     earlier_restarts: int = 0  # in earlier attempts: a new attempt has all its restarts again
+    lives: dict[int, int] = field(default_factory=dict)  # of this generation's nodes, as in their reports
+    growth: Growth = field(default_factory=Growth)
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
@@ -139,12 +159,16 @@ class Coordinator:
         `now_s` counts from the job's start; `fresh_port` returns a free port on node 0, when a generation starts.
         """
         before = self.desired
+        # A new agent of a node has none of the ranks: the node of this generation is lost, although the node answers.
+        lost = lost | {node for node, life in self.lives.items() if node in reports and reports[node].life != life}
         if before.want != "end":
             self.desired = self._next(reports, lost, now_s, fresh_port)
         if replace(self.desired, called=before.called) != before:
             self.since_s = now_s
         if self.desired.generation != before.generation:
             self.started_s = now_s
+            self.lives = {node: reports[node].life for node in self.desired.nodes if node in reports}
+            self.growth = Growth(self.desired.note)
             saved = [each.newest for node, each in reports.items() if node in self.desired.nodes and each.newest]
             resume = max(saved, key=lambda newest: newest[1])[0] if saved else None
             self.desired = replace(self.desired, resume=resume)
@@ -174,7 +198,7 @@ class Coordinator:
             idle = [r for r in reports.values() if r.node in members - lost and r.generation < self.desired.generation]
             over = exited + [replace(r, failures=(), code=None) for r in idle if r.phase != "running"]
             return self._after_kill(over, reports, lost, now_s, port, reason)
-        lost = lost & members
+        silent, lost = lost, lost & members
         if reason == "now":
             return self._end("succeeded", None) if are_done else self._end("stopped", reason)
         if reason or now_s >= self.rules.soft_deadline_s:
@@ -182,7 +206,61 @@ class Coordinator:
         failed = [r for r in exited if r.code != EXIT_DONE]
         if lost or failed:
             return self._failing(failed, len(exited) + len(lost) == len(members), lost, now_s)
-        return self.desired
+        return self._growing(reports, current, silent, now_s)
+
+    def _back(self, reports: dict[int, Report], lost: set[int]) -> list[int]:
+        """Return the nodes that are ready and have no place in this generation."""
+        known = {*range(self.rules.nodes), *self.joined} - lost - set(self.desired.nodes)
+        here = [r for r in reports.values() if r.node in known]
+        return sorted(r.node for r in here if r.phase == "idle" or (r.phase == "exited" and r.generation))
+
+    def _growing(self, reports: dict[int, Report], current: list[Report], lost: set[int], now_s: float) -> Desired:
+        """Have all ranks killed after a save, if nodes are back or a spare is free; return the desired state.
+
+        The last permitted restart is kept: a node that is lost again must not end a job that could do without the node.
+        """
+        nodes, rules, growth = self.desired.nodes, self.rules, self.growth
+        is_early, is_late = now_s - self.started_s < rules.grow_s, now_s + rules.grow_s > rules.soft_deadline_s
+        may_grow = not is_late and self._restarts_left() > 0 and not any(r.is_done for r in current)
+        back = self._back(reports, lost) if may_grow else []
+        vacant = rules.nodes - len(nodes) - len(back) if may_grow and not is_early else 0
+        seated, asked = self._spares(reports, lost, vacant)
+        coming, most = [*back, *seated], rules.size(len(nodes) + len(back) + len(seated) + len(asked))
+        called = (*seated, *asked) if most > len(nodes) else ()
+        if rules.size(len(nodes) + len(coming)) <= len(nodes):
+            growth.awaits_save, growth.saved = False, None
+            return replace(self.desired, note=growth.note, called=called)
+        growth.awaits_save = not is_early
+        latest, before = reports[nodes[0]].latest if nodes[0] in reports else None, growth.saved
+        growth.is_begun = None not in (latest, before) and latest != before
+        if growth.is_begun:
+            return replace(self.desired, want="kill", called=called)
+        growth.saved = latest
+        note = f"{_named(coming, 'is', 'are')} ready to join at a save; {self._going_on(nodes)}"
+        return replace(self.desired, note=note, called=called)
+
+    def _grow(self, nodes: list[int], port: Callable[[], int]) -> Desired:
+        """Return the start of a generation on more nodes; the start is no restart after a fault."""
+        self._seat(nodes)
+        new = set(nodes) - set(self.desired.nodes)
+        note = f"{_named(new, 'has', 'have')} joined; {self._going_on(nodes)}"
+        self.gone -= new
+        self.history.append({"rank": None, "kind": "growth", "message": note})
+        return self._run(nodes, port, note, grown=1)
+
+    def _seat(self, nodes: list[int]) -> bool:
+        """Note the spares among the nodes of the next generation; return whether a spare is new."""
+        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
+        self.joined |= new
+        self.swaps += bool(new)
+        return bool(new)
+
+    def _going_on(self, nodes: Collection[int]) -> str:
+        spares, words = self.joined & set(nodes), f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        return f"{words}, with spare {_numbers(spares)}" if spares else words
+
+    def _restarts_left(self) -> int:
+        return self.rules.max_restarts - (self.restarts - self.earlier_restarts)
 
     def _start(self, current: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
         reason = next((r.stop for r in current if r.stop), None)
@@ -238,8 +316,16 @@ class Coordinator:
         if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
             return self.desired
         left = sorted({*range(self.rules.nodes), *self.joined} - lost - self.gone)
-        seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if missing else 0)
+        if self.growth.is_begun or self._restarts_left() > 1 or not self.rules.size(len(left)):
+            left = sorted({*left, *self._back(reports, lost)})
+        is_over = reason is not None or now_s >= self.rules.soft_deadline_s  # a job that must stop does not restart
+        is_swap = missing or self.growth.is_begun
+        seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if is_swap else 0)
         size = self.rules.size(len(left) + len(seated))
+        if self.growth.is_begun and not missing:
+            if is_over:
+                return self._end("stopped", reason or self.rules.limit_reason)
+            return self._grow([*left, *seated][:size], port)
         if self.missed_s is not None and (size or asked) and now_s - self.missed_s < FENCE_S:
             return self.desired
         if asked:
@@ -270,9 +356,9 @@ class Coordinator:
             words = "in two starts no rank has met another, so a further start would not help"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}"})
         self.was_unmet = is_unmet
-        may_restart = bool(seated) or self.restarts - self.earlier_restarts < self.rules.max_restarts
+        may_restart = bool(seated) or self._restarts_left() > 0
         if is_fault and not is_config and size and not is_again and may_restart:
-            if reason or now_s >= self.rules.soft_deadline_s:  # a job that must stop does not restart
+            if is_over:
                 return self._end("stopped", reason or self.rules.limit_reason, first)
             return self._restart(first, [*left, *seated][:size], lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
@@ -289,23 +375,22 @@ class Coordinator:
         return seated, asked[: vacant - len(seated)]
 
     def _restart(self, cause: dict[str, Any], nodes: list[int], lost: set[int], port: Callable[[], int]) -> Desired:
-        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
-        self.joined |= new
-        self.swaps += bool(new)
-        going_on = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
-        if self.joined & set(nodes):
-            going_on += f", with spare {_numbers(self.joined & set(nodes))}"
+        is_new, going_on = self._seat(nodes), self._going_on(nodes)
         if lost & set(self.desired.nodes):
             cause = {**cause, "message": f"{cause['message']}; {going_on}"}
         self.restarts += 1
-        self.earlier_restarts = self.restarts if new else self.earlier_restarts
+        self.earlier_restarts = self.restarts if is_new else self.earlier_restarts
         self.first_failure_s = self.missed_s = None
-        self.gone |= lost
+        self.gone = (self.gone | lost) - set(nodes)
         self.history.append(cause)
         loss = f"{_named(self.gone)} lost; {going_on}" if self.gone else ""
         note = "; ".join(filter(None, [loss, self._waiting()])) or None
-        gone = tuple(sorted(self.gone))
-        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone)
+        return self._run(nodes, port, note)
+
+    def _run(self, nodes: list[int], port: Callable[[], int], note: str | None, grown: int = 0) -> Desired:
+        """Return the start of the next generation; `grown` is 1 if the generation is begun for more nodes."""
+        gone, grown = tuple(sorted(self.gone)), self.desired.grown + grown
+        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone, grown=grown)
 
     def _waiting(self) -> str:
         """Return which spares wait, in words; an empty text without a spare that may join."""
@@ -348,15 +433,14 @@ class Coordinator:
         return len(current) == len(self.desired.nodes) and all(r.is_done for r in current)
 
     def _end(self, state: ExitState, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
-        verdict = ExitReport(
-            state, "user" if reason == "now" else reason, error, self.restarts, restarted_after=tuple(self.history)
-        )
+        restarts, history = self.restarts + self.desired.grown, tuple(self.history)
+        verdict = ExitReport(state, "user" if reason == "now" else reason, error, restarts, restarted_after=history)
         return replace(self.desired, want="end", verdict=verdict)
 
 
-def _named(nodes: set[int]) -> str:
-    return f"node {_numbers(nodes)} was" if len(nodes) == 1 else f"nodes {_numbers(nodes)} were"
+def _named(nodes: Collection[int], one: str = "was", several: str = "were") -> str:
+    return f"node {_numbers(nodes)} {one}" if len(nodes) == 1 else f"nodes {_numbers(nodes)} {several}"
 
 
-def _numbers(nodes: set[int]) -> str:
+def _numbers(nodes: Collection[int]) -> str:
     return ", ".join(str(node) for node in sorted(nodes))

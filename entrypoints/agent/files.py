@@ -36,6 +36,7 @@ class NodeFiles:
         self._keeper = None if self.is_task else FileKeeper(*where)
         self._gathering: Gathering | None = None
         self._closing_s = 0.0  # since when the ranks have ended
+        self._looked_s, self._latest = -transport.BEAT_S, ""  # the last look for the newest checkpoint
         self._replicas: Replicas | None = None
         if spec.copies:
             folder, token = self.checkpoints, spec.token
@@ -56,6 +57,13 @@ class NodeFiles:
     def newest(self) -> tuple[str, float] | None:
         """Return a script's newest checkpoint on this node; None for the trainer, which finds its own checkpoints."""
         return None if self.is_task else newest(self.checkpoints)
+
+    def latest(self) -> str:
+        """Return a mark of the newest complete checkpoint on this node, at most a beat old; empty without any."""
+        if time.monotonic() - self._looked_s > transport.BEAT_S:
+            found = newest(self.checkpoints)
+            self._looked_s, self._latest = time.monotonic(), "" if found is None else f"{found[0]} {found[1]}"
+        return self._latest
 
     def has_checkpoint(self) -> bool:
         """Return whether this node has a checkpoint."""

@@ -56,6 +56,7 @@ class Membership:
             join_timeout_s=spec.join_timeout_s,
             fewest=spec.job.min_nodes,
             sizes=spec.job.node_counts,
+            grow_s=spec.grow_s,
             run=spec.job.run,
             spares=spec.spares,
             swaps=spec.swaps,
@@ -74,7 +75,8 @@ class Membership:
         self._took_over_s: float | None = None  # when this node took over, until a new generation starts
         self._report_missing_s = WAITING_S
         self._gone_s: dict[int, float] = {}  # nodes that the job gave up: when
-        self._joined_s: dict[int, float] = {}  # spares that took a lost node's place: when
+        # Spares that took a lost node's place: when; nodes that are back: when, less their earlier time in use.
+        self._joined_s: dict[int, float] = {}
         self._may_succeed = spec.succeeds
         self._listener = listener
         self._turned_s = time.monotonic()
@@ -96,6 +98,11 @@ class Membership:
         """The followers' newest reports, on the leader; empty on followers."""
         return dict(self._head.reports) if self._head is not None else {}
 
+    @property
+    def awaits_save(self) -> bool:
+        """Whether the job grows after the next save; on the leader only."""
+        return self._coordinator.growth.awaits_save
+
     def before(self) -> tuple[str, int] | None:
         """Return the leader's address and port of copies, if this node is the first successor."""
         successors = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
@@ -114,13 +121,16 @@ class Membership:
         return held_s
 
     def gone_s(self) -> dict[str, float]:
-        """Return the time in use, in seconds, of each node that the job gave up. A spare that never joined has none."""
-        gone = sorted(node for node in self._gone_s if node < self._spec.job.nodes or node in self._joined_s)
-        return {str(node): self._gone_s[node] - self._joined_s.get(node, 0.0) for node in gone}
+        """Return the seconds in use of each node that the job gave up, if only for a while; not of unused spares."""
+        gone_s, joined_s, now_s = self._gone_s, self._joined_s, self.now_s()
+        own = {node for node in gone_s.keys() | joined_s.keys() if node < self._spec.job.nodes}
+        gone = sorted(own | (gone_s.keys() & joined_s.keys()))
+        return {str(node): gone_s.get(node, now_s) - joined_s.get(node, 0.0) for node in gone}
 
     def joined_s(self) -> dict[str, float] | None:
         """Return when each spare took a lost node's place, in seconds from the job's start; None without a spare."""
-        return {str(node): self._joined_s[node] for node in sorted(self._joined_s)} or None
+        spares = sorted(node for node in self._joined_s if node >= self._spec.job.nodes)
+        return {str(node): self._joined_s[node] for node in spares} or None
 
     def exchange(self, report: Report) -> Desired:
         """Send this node's report; return the desired state. Raises Fenced."""
@@ -136,6 +146,8 @@ class Membership:
             found = self._decide(report)
         self.places = tuple(place for place in found.places if place[0] in found.nodes or not found.nodes)
         now_s, spares = self.now_s(), [node for node in found.nodes if node >= self._spec.job.nodes]
+        for node in self._gone_s.keys() & set(found.nodes) - set(found.gone):
+            self._joined_s[node] = now_s - (self._gone_s.pop(node) - self._joined_s.get(node, 0.0))
         self._gone_s |= dict.fromkeys(set(found.gone) - self._gone_s.keys(), now_s)
         self._joined_s |= dict.fromkeys(set(spares) - self._joined_s.keys(), now_s)
         return found
@@ -250,9 +262,10 @@ class Membership:
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
-        coordinator.restarts = last.generation - 1
-        coordinator.gone, coordinator.joined = set(last.gone), set(self._joined_s)
-        coordinator.swaps = len(set(self._joined_s.values()))
+        coordinator.restarts = last.generation - 1 - last.grown
+        joined_s = {node: self._joined_s[node] for node in self._joined_s if node >= self._spec.job.nodes}
+        coordinator.gone, coordinator.joined = set(last.gone), set(joined_s)
+        coordinator.swaps = len(set(joined_s.values()))
 
     def _voters(self, desired: Desired) -> set[int]:
         """Return the nodes of which more than half must reach a new leader: the generation's nodes, and the spares."""

@@ -22,7 +22,7 @@ from typing import Any
 
 from .. import processes
 from ..contract import NEVER_SENT, START_LOCK, STATE, STOP, AgentSpec
-from . import gpulocks, queue_line, transport
+from . import gpulocks, queue_line, returning, transport
 from .agent import Agent
 from .queue_wait import REQUEUE, Earlier, QueueWait
 
@@ -147,6 +147,8 @@ def _fork_agent(
         own = server if spec.node == 0 else None
         if locks is not None and "queue" in locks:
             _run_in_turn(spec, own, umask, locks, announce)
+        elif returning.may_return(spec):
+            returning.stay(spec, partial(_run_again, umask, announce), taken, lambda: _take(locks, spec))
         else:
             is_spare = locks is not None and "spare" in locks
             shown = _show(locks, spec) if locks is not None and is_spare else None
@@ -162,6 +164,16 @@ def _fork_agent(
         processes.kill_descendants()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _run_again(umask: int, announce: int, spec: AgentSpec, taken: gpulocks.HeldLocks | None) -> int:
+    """Supervise a node that may return, from its first start or from a return on; as the holder of its locks."""
+    if taken is not None:
+        taken.write_notes()
+    agent = Agent(spec, None, umask, taken)
+    agent.count_earlier(0.0, spec.used_s)
+    agent.run(None if spec.life else announce)
+    return 0
 
 
 def _run_in_turn(

@@ -378,13 +378,174 @@ def test_job_continues_without_a_lost_node_if_allowed() -> None:
     assert (verdict.state, verdict.restarts) == ("succeeded", 1)
 
 
-def test_lost_node_is_not_taken_back() -> None:
-    """A node whose agent reports again stays outside at the next restart."""
-    job = shrinking(3, 1, (1, 2, 3), max_restarts=2)
+@pytest.mark.parametrize(("max_restarts", "nodes"), [(2, (0, 2)), (3, (0, 1, 2))])
+def test_lost_node_is_taken_back_at_a_restart_if_another_restart_is_left(
+    max_restarts: int, nodes: tuple[int, ...]
+) -> None:
+    """The node may fail again: that must not end a job that can do without the node."""
+    job = shrinking(3, 1, (1, 2, 3), max_restarts=max_restarts)
     for node in lose(job, 1).nodes:
         job.say(node, phase="exited", generation=2, code=70, failures=(SIGNAL,))
+    job.say(1, phase="idle", generation=0, life=1)
     job.decide()
-    assert job.decide().nodes == (0, 2)
+    assert job.decide().nodes == nodes
+
+
+def test_needed_node_is_taken_back_at_the_last_restart() -> None:
+    """Without the node that is back the job would end."""
+    job = shrinking(3, 2, (2, 3), max_restarts=2)
+    lose(job, 2)
+    job.run()
+    job.say(2, phase="idle", generation=0, life=1)
+    assert lose(job, 1).nodes == (0, 2)
+
+
+def away(**changes: Any) -> Job:
+    """Return a job that runs on nodes 0 and 2 of 3 for long enough; node 1 is back."""
+    job = shrinking(3, 1, (1, 2, 3), max_restarts=3)
+    job.coordinator.rules = replace(job.coordinator.rules, **changes)
+    lose(job, 1)
+    job.run()
+    job.say(1, phase="idle", generation=0, life=1)
+    job.now_s += GROW_S
+    return job
+
+
+GROW_S = RULES.grow_s
+
+
+def save(job: Job, name: str = "step-2") -> Desired:
+    """Report a first checkpoint, then the next one; return the decision."""
+    assert job.decide().want == "run"
+    job.say(0, latest="step-1")
+    assert job.decide().want == "run"
+    job.say(0, latest=name)
+    return job.decide()
+
+
+def test_job_grows_at_a_save_when_a_node_is_back() -> None:
+    """All ranks are killed after the next save, and start on all nodes; a growth is no restart after a fault."""
+    job = away()
+    assert job.decide().note == "node 1 is ready to join at a save; going on with 2 of 3 nodes"
+    assert save(job, "step-1").want == "run", "no new checkpoint: the steps since the last one would be lost"
+    job.say(0, latest="step-2")
+    assert job.decide().want == "kill"
+    job.say(0, phase="exited", code=70, failures=(COLLATERAL,))
+    assert job.decide().want == "kill"
+    job.say(2, phase="exited", code=70)
+    desired = job.decide()
+    assert (desired.want, desired.generation, desired.nodes, desired.grown) == ("run", 3, (0, 1, 2), 1)
+    assert desired.note == "node 1 has joined; going on with 3 of 3 nodes"
+    job.run()
+    for node in range(3):
+        job.say(node, phase="exited", code=0)
+    verdict = job.verdict()
+    assert (verdict.state, verdict.restarts, job.coordinator.restarts) == ("succeeded", 2, 1)
+    assert [cause["kind"] for cause in verdict.restarted_after] == ["lost", "growth"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sizes": (1, 2)},
+        {"max_restarts": 1},
+        {"grow_s": 2 * GROW_S},
+        {"soft_deadline_s": GROW_S * 1.9},
+    ],
+    ids=["the batch cannot be shared", "no restart is left", "started lately", "near the end"],
+)
+def test_job_does_not_grow_without_use(changes: dict[str, Any]) -> None:
+    """A growth costs a start of all ranks, and a node that is lost again costs a restart."""
+    job = away(**changes)
+    assert save(job).want == "run"
+    assert not job.coordinator.growth.awaits_save
+
+
+@pytest.mark.parametrize(
+    "changes", [{"phase": "running", "generation": 1}, {"phase": "exited"}, {"phase": "preparing"}]
+)
+def test_job_grows_only_by_nodes_that_are_ready(changes: dict[str, Any]) -> None:
+    """Old ranks that still run, a failed or unfinished preparation: the node takes no part."""
+    job = away()
+    job.say(1, **changes)
+    assert save(job).want == "run"
+
+
+def test_job_does_not_grow_at_its_end() -> None:
+    """The last save comes with the success of the ranks."""
+    job = away()
+    job.decide()
+    job.say(0, latest="step-1")
+    job.decide()
+    job.say(0, latest="step-2", done=True)
+    assert job.decide().want == "run"
+
+
+def test_stop_during_a_growth_ends_the_job() -> None:
+    """The checkpoint of the growth is there for a resume."""
+    job = away()
+    assert save(job).want == "kill"
+    job.say(0, phase="exited", code=70, stop="user")
+    job.say(2, phase="exited", code=70)
+    assert job.end() == ("stopped", "user")
+
+
+def test_job_grows_by_a_spare_that_was_not_free_at_the_loss() -> None:
+    """The spare is called again later, takes its locks, and joins at a save; a spare without locks does not."""
+    job = Job(replace(RULES, fewest=1, sizes=(1, 2), max_restarts=3, spares=1, swaps=1))
+    job.reports[2] = Report(2)
+    job.run()
+    lost = frozenset({1})
+    job.decide(lost=lost)
+    job.say(0, phase="exited", code=70)
+    job.decide(lost=lost)
+    assert job.decide(after_s=6, lost=lost).called == (2,)
+    job.say(2, seat=(1, False))
+    assert job.decide(lost=lost).nodes == (0,)
+    job.say(0, phase="running", generation=2, code=None)
+    assert job.decide(lost=lost).called == ()
+    assert job.decide(after_s=GROW_S, lost=lost).called == (2,)
+    assert job.decide(lost=lost).note == "node 1 was lost; going on with 1 of 2 nodes; spare 2 waits"
+    job.say(2, seat=(2, True))
+    for name in ("step-1", "step-2"):
+        job.say(0, latest=name)
+        desired = job.decide(lost=lost)
+    assert (desired.want, desired.called) == ("kill", (2,))
+    job.say(0, phase="exited", code=70)
+    desired = job.decide(lost=lost)
+    assert (desired.want, desired.nodes, desired.gone, desired.grown) == ("run", (0, 2), (1,), 1)
+    assert desired.note == "node 2 has joined; going on with 2 of 2 nodes, with spare 2"
+    assert job.coordinator.swaps == 1
+
+
+def test_node_lost_before_it_joins_leaves_the_earlier_note() -> None:
+    """The status names the loss again."""
+    job = away()
+    assert "is ready to join" in (job.decide().note or "")
+    assert job.decide(lost=frozenset({1})).note == "node 1 was lost; going on with 2 of 3 nodes"
+
+
+def test_loss_during_a_growth_is_a_restart_with_the_node_that_is_back() -> None:
+    """A node that dies while the ranks are killed is given up as ever."""
+    job = away()
+    assert save(job).want == "kill"
+    lost = frozenset({2})
+    job.say(0, phase="exited", code=70)
+    job.decide(lost=lost)
+    desired = job.decide(after_s=6, lost=lost)
+    assert (desired.want, desired.nodes, desired.grown) == ("run", (0, 1), 0)
+
+
+def test_new_agent_of_a_node_does_not_hide_the_loss_of_its_ranks() -> None:
+    """A node that answers again before its loss was seen has none of its ranks: the job goes on without the node."""
+    job = shrinking(3, 1, (1, 2, 3), max_restarts=3)
+    job.say(1, phase="idle", generation=0, life=1)
+    assert job.decide().want == "kill"
+    for node in (0, 2):
+        job.say(node, phase="exited", code=70)
+    job.decide()
+    desired = job.decide(after_s=6)
+    assert (desired.nodes, desired.note) == ((0, 2), "node 1 was lost; going on with 2 of 3 nodes")
 
 
 def test_nodes_that_cannot_share_the_batch_are_spare() -> None:

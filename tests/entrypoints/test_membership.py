@@ -347,3 +347,29 @@ def test_node_does_not_wait_for_a_node_0_that_has_ended(monkeypatch: pytest.Monk
     node = Deaf(address, monkeypatch, join_timeout_s=1800.0, head_listens=True)
     with pytest.raises(Fenced, match="node 0 was not reached"):
         node.ends()
+
+
+def test_node_that_returns_is_billed_without_its_absence(start: Start) -> None:
+    """A new agent of the node joins at a save; the node is in use until the loss, and from the return on."""
+    zero, one, two = start(3, 2)
+    zero.line._coordinator.rules = replace(zero.line._coordinator.rules, grow_s=0.0)
+    two.vanish()
+    until([zero, one], lambda: zero.runs == one.runs == (0, 1))
+    used_s = zero.line.gone_s()["2"]
+    spec = _spec(2, 3, 2, zero.line._head.address if zero.line._head else None, life=1)
+    line = Membership(spec, None, lambda: 0, transport.listen(HOST))
+    back = Node(line, Report(2, address=HOST, ports=(line.port, 0), life=1))
+    nodes = [zero, one, back]
+    until(nodes, lambda: zero.line.awaits_save)
+    for name in ("step-1", "step-2"):
+        zero.report = replace(zero.report, latest=name)
+        zero.turn()
+    until(nodes, lambda: zero.runs == one.runs == back.runs == (0, 1, 2))
+    away_s = zero.line.now_s() - zero.line.gone_s()["2"]
+    assert 0 < used_s <= zero.line.gone_s()["2"]
+    until(nodes, lambda: zero.line.gone_s()["2"] > used_s + 0.2)
+    assert zero.line.now_s() - zero.line.gone_s()["2"] == pytest.approx(away_s, abs=0.01)
+    assert zero.line.held_s() == pytest.approx(zero.line.now_s() - away_s / 3, abs=0.01)
+    assert zero.line.joined_s() is None
+    back.vanish()
+    line._listener.close() if line._listener else None

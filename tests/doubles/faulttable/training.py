@@ -203,6 +203,11 @@ class Training:
         assert folder is not None
         return int(json.loads((folder / "state.json").read_text())["pid"])
 
+    def keeper(self, node: int) -> int:
+        """Return the process that starts the node's agent again, 1 without such a process."""
+        stat = self.hosts[node].path(f"/proc/{self.agent(node)}/stat").read_text()
+        return int(stat.rpartition(")")[2].split()[1])
+
     def one(self, node: int, what: str) -> int:
         """Return the process number of the node's `boot`, `elastic` (torchrun) or `worker` (a rank)."""
         begin = re.compile(

@@ -54,7 +54,11 @@ def _befall(fault: Fault, job: Training, node: int, chance: random.Random, seen:
     time.sleep(chance.uniform(0, 0.2))
     until(lambda: _is_running(job.looks), 30, "a look that says running")
     before = {host.name: ours(host) for host in job.hosts}
-    agents = {host.name: job.agent(number) for number, host in enumerate(job.hosts)}
+    left_out = node if fault.ending is Ending.FEWER or fault.spares else None
+    kept = {  # the processes that outlive the fault
+        host.name: {job.keeper(number), *([] if number == left_out else [job.agent(number)])}
+        for number, host in enumerate(job.hosts)
+    }
     struck_s = time.time()
     struck_s = fault.strike(job, node) or struck_s
     if fault.ending is Ending.UNHURT:
@@ -62,7 +66,7 @@ def _befall(fault: Fault, job: Training, node: int, chance: random.Random, seen:
     elif fault.ending in FAILED:
         _watch_end(fault, job, struck_s, seen)
     else:
-        _watch_restart(fault, job, node, struck_s, before, agents, seen)
+        _watch_restart(fault, job, struck_s, before, kept, seen)
     _watch_over(fault, job, node, struck_s, seen)
 
 
@@ -90,22 +94,16 @@ def _watch_end(fault: Fault, job: Training, struck_s: float, seen: Seen) -> None
 def _watch_restart(
     fault: Fault,
     job: Training,
-    node: int,
     struck_s: float,
     before: dict[str, list[Process]],
-    agents: dict[str, int],
+    kept: dict[str, set[int]],
     seen: Seen,
 ) -> None:
     """Wait until a new start trains, with all nodes or without the lost node, and the old processes are gone."""
-    is_fewer = fault.ending is Ending.FEWER
-    ranks = fault.hosts - is_fewer
+    ranks = fault.hosts - (fault.ending is Ending.FEWER)
     old = {
-        host.name: {
-            (process.pid, process.started)
-            for process in before[host.name]
-            if ((is_fewer or fault.spares) and number == node) or process.pid != agents[host.name]
-        }
-        for number, host in enumerate(job.hosts)
+        name: {(process.pid, process.started) for process in found if process.pid not in kept[name]}
+        for name, found in before.items()
     }
     last = [step for step in job.steps() if step.time_s < struck_s][-1]
     end = struck_s + 2 * CAP_S
