@@ -30,7 +30,7 @@ from socket import socket
 from .. import atomic_json, processes
 from ..contract import BEAT, BEAT_S, EXIT, STATE, STOP, AgentSpec, AgentState, ExitReport
 from . import node as nodes
-from . import node_folder, transport
+from . import node_folder, returning, transport
 from .agent import Agent
 from .boot import EXIT_CONFIG, EXIT_FAILED, SLURM, exit_code
 
@@ -88,13 +88,23 @@ def main(argv: list[str]) -> int:
     for name in [name for name in os.environ if name.startswith(hidden)]:
         del os.environ[name]
     os.environ[SLURM] = str(step.job)
-    agent = Agent(spec, server, umask)
+
+    def run(spec: AgentSpec, taken: object = None) -> int:
+        agent = Agent(spec, server, umask)
+        agent.count_earlier(began_s, used_s + spec.used_s)
+        return _run(agent, step, Path(path), stops, own)
+
+    return returning.stay(spec, run) if returning.may_return(spec) else run(spec)
+
+
+def _run(agent: Agent, step: _Step, path: Path, stops: list[int], own: Mapping[str, str]) -> int:
+    """Supervise this node to the agent's end; return the exit code."""
+    spec = agent.spec
     agent.comes_again = lambda verdict: _comes_again(spec, step.life, verdict)
-    agent.count_earlier(began_s, used_s)
-    threading.Thread(target=_watch, args=(agent, step, Path(path)), name="fence", daemon=True).start()
+    threading.Thread(target=_watch, args=(agent, step, path), name="fence", daemon=True).start()
     agent.run(stops=stops)
     assert agent.ended is not None
-    code = _end(agent.ended, spec, step, Path(path))
+    code = _end(agent.ended, spec, step, path)
     leads_now = spec.head is not None and agent.membership.head_address == spec.address != spec.head[0]
     if leads_now and not agent.ended.fenced:
         _end_without_script(spec, step, own)

@@ -271,6 +271,25 @@ def test_lost_node_is_given_up(node: int, state: str, make: Make, slurm: Slurm) 
     assert len(attempt.steps()) == 60
 
 
+@pytest.mark.soak
+def test_killed_agent_returns_at_a_save(make: Make, slurm: Slurm) -> None:
+    """kill -9 of an agent, with min_instances: the job goes on with one node, and with two again from a save on."""
+    sizes = ("training.micro_batch_size=8", "training.max_steps=150")
+    attempt = make("resources.min_instances=1", *sizes, grow_s=1.0)
+    pace(slurm, 0.02)
+    number = attempt.submit()
+    attempt.wait_for_step(15)
+    slurm.nodes[1].kill(attempt.agent(1))
+    until(lambda: attempt.ranks() == [2, 1, 2], 120)
+    pace(slurm, 0)
+    assert slurm.wait(number, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=120)["JobState"] == "COMPLETED"
+    until(lambda: attempt.processes() == [], 15)
+    whole = make(*sizes, name="whole")
+    slurm.wait(whole.submit(), "COMPLETED", timeout_s=120)
+    assert len(attempt.steps()) == 150
+    assert attempt.steps() == pytest.approx(whole.steps(), rel=1e-4)
+
+
 def pace(slurm: Slurm, pause_s: float) -> None:
     """Change the seconds that a sample takes, of a training that runs too."""
     (slurm.home() / "pause.tmp").write_text(str(pause_s))

@@ -110,11 +110,21 @@ class SlurmAttempt:
 
     def steps_in_order(self) -> list[tuple[int, float]]:
         """Return step and loss of all lines of rank 0, also of repeated steps."""
+        return [(event["step"], event["loss"]) for event in self._events("step")]
+
+    def ranks(self) -> list[int]:
+        """Return the number of ranks of each start, in order."""
+        return [event["ranks"] for event in self._events("start")]
+
+    def agent(self, node: int) -> int:
+        """Return the process number of the node's agent on its host."""
+        return int(json.loads((self.folder / f"node-{node}" / "state.json").read_text())["pid"])
+
+    def _events(self, name: str) -> list[dict[str, Any]]:
         found = []
         for path in self.folder.glob("node-*/log/rank-0.log"):
-            for _, event in map(events.parse, path.read_text().splitlines()):
-                if event is not None and event["e"] == "step":
-                    found.append((event["step"], event["loss"]))
+            told = (event for _, event in map(events.parse, path.read_text().splitlines()))
+            found += [event for event in told if event is not None and event["e"] == name]
         return found
 
     def ask_to_stop(self) -> None:
