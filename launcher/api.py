@@ -103,9 +103,10 @@ class DryRun:
 class JobStatus:
     """A job as last seen. Money in US dollars; None stands for a value that is not known.
 
-    `reason`: user, budget, time_limit, paused, preempted, node_failure or error. `exit_code`: of `cloudtrain wait`,
-    None for an active job. `unreachable`: the backend did not answer. `details` is the object of `cloudtrain status
-    --json`. A job that was never sent has the state `failed`, and `details["phase"]` is `never_sent`.
+    `reason`: user, budget, time_limit, paused, preempted, no_machines, node_failure or error. `exit_code`: of
+    `cloudtrain wait`, None for an active job. `unreachable`: the backend did not answer. `details` is the object of
+    `cloudtrain status --json`. A job that was never sent has the state `failed`, and `details["phase"]` is
+    `never_sent`.
     """
 
     id: str

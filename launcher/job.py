@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import UsageError
+from .errors import CapacityError, UsageError
 from .plan import Plan
 
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
@@ -28,15 +28,16 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 class State:
     """The state of an attempt, as its backend reports; times in unix seconds. `error`: the first failing rank's report.
 
-    `reason`: user budget time_limit paused preempted node_failure error, or None. `detail`: more in words. `billed_s`:
-    the billed seconds of each instance, if the platform does not count from start to end; `idle_s`: the seconds that
-    may be billed afterwards, until the platform releases the machines. `hourly_usd`: the price of all instances, if
-    only the platform knows the machines; `url`: the platform's page about the attempt. `told_s`: the time, by our
-    clock, of the report on how long a running attempt was billed. `gone_s`: the nodes that the attempt dropped, by
-    number, with the seconds for which each was occupied; `billed_s` is then the mean of all nodes. `joined_s`: the
-    spare nodes that took the place of dropped nodes, by number, each with its begin in seconds after the start.
-    `billed_by`: the platform's name for its own count of the seconds, once reported. `queue`: while the job waits in
-    line, `place`, `of`, `reason`, and the expected `start_s`.
+    `reason`: user budget time_limit paused preempted no_machines superseded node_failure error, or None; no_machines:
+    the platform refused or never gave machines, and no rank has run; superseded: the machines came after a newer
+    attempt was sent. `detail`: more in words. `billed_s`: the billed seconds of each instance, if the platform does not
+    count from start to end; `idle_s`: the seconds that may be billed afterwards, until the platform releases the
+    machines. `hourly_usd`: the price of all instances, if only the platform knows the machines; `url`: the platform's
+    page about the attempt. `told_s`: the time, by our clock, of the report on how long a running attempt was billed.
+    `gone_s`: the nodes that the attempt dropped, by number, with the seconds for which each was occupied; `billed_s` is
+    then the mean of all nodes. `joined_s`: the spare nodes that took the place of dropped nodes, by number, each with
+    its begin in seconds after the start. `billed_by`: the platform's name for its own count of the seconds, once
+    reported. `queue`: while the job waits in line, `place`, `of`, `reason`, and the expected `start_s`.
     """
 
     state: JobState
@@ -249,10 +250,15 @@ def platform_name(job_id: str, attempt: int) -> str:
     return f"{job_id}-{attempt}"
 
 
+def no_machines(message: str, **facts: Any) -> State:
+    """Return the end of an attempt that got no machines; `facts` are further fields of State."""
+    return State("failed", "no_machines", error={"rank": None, "kind": "capacity", "message": message}, **facts)
+
+
 def exit_code(state: State) -> int:
     """Return the exit code of a command that followed the job to this state, as in docs/cli.md."""
     if state.state == "succeeded":
         return 0
     if state.state == "stopped":
         return {"user": 9, "budget": 6, "paused": 0}.get(state.reason or "", 1)
-    return 1
+    return CapacityError.exit_code if state.reason == "no_machines" else 1

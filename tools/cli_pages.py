@@ -67,7 +67,7 @@ to the code. What the keys of the config file mean: [config.md](config.md). Walk
 | 2 | usage: the command line makes no sense |
 | 3 | config: the file, the code folder, or a file named there |
 | 4 | no credentials, or no permission |
-| 5 | no quota, no capacity |
+| 5 | no quota, no capacity: the submit was refused, or the job got no machines (reason `no_machines`) |
 | 6 | refused by the budget, or stopped at it |
 | 7 | the backend cannot be reached: the job's state is not known |
 | 8 | no such job |

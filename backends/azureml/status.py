@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudtrain.launcher.backend import container_output as accounts
 from cloudtrain.launcher.errors import UnreachableError
-from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.job import JobState, State, no_machines
 from cloudtrain.launcher.text.times import seconds
 
 from ..http import object_in
@@ -27,6 +27,7 @@ WAITING = ("NotStarted", "Unapproved", "Queued", "Scheduled", "Provisioning", "P
 # The machines exist and are billed; the image is being copied to them.
 _STARTING = ("Preparing", "Starting")
 _PREEMPTED = re.compile(r"\bPreemptionError\b")
+_NO_MACHINES = re.compile(r"AllocationFailed|InsufficientCapacity|SkuNotAvailable|NotEnoughCores", re.IGNORECASE)
 _FAULTS = re.compile(r"NodeFailure|NodeLost|UnusableNode|ServiceError|SystemError|InternalServerError", re.IGNORECASE)
 _SPAN = re.compile(r"(?:(\d+)\.)?(\d+):(\d+):(\d+(?:\.\d+)?)")
 COMPUTE_DURATION = "computeDuration"  # how long the job had its nodes, reported after the end
@@ -123,6 +124,9 @@ def state_of(
     words = _words(data)
     if details.status == "Completed":
         return State("succeeded", **common)
+    lacks_machines = _is_preempted(data) or bool(_NO_MACHINES.search(f"{_error(data).get('code', '')} {words}"))
+    if lacks_machines and started_s is None and details.status == "Failed":
+        return no_machines(words, resumable=is_resumable, **common)
     if _is_preempted(data) and account.get("kind") != "error":
         error = {"rank": None, "kind": "preempted", "message": words}
         return State("failed", "preempted", is_resumable, error, **common)

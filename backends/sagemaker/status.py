@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from cloudtrain.launcher.backend import container_output
-from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.job import JobState, State, no_machines
 
 # States before any process runs. A status outside all lists counts as running.
 _WAITING = (
@@ -21,7 +21,8 @@ _BILLED = ("Downloading", "DownloadingTrainingImage", "Training", "Uploading", "
 _OVER: dict[str, JobState] = {"Completed": "succeeded", "Failed": "failed", "Stopped": "stopped", "Deleting": "failed"}
 BILLABLE = "BillableTimeInSeconds"  # of each instance, reported after the end
 _PREFIX = re.compile(r"^(\w+Error): ")
-_FAULTS = ("InternalServerError", "CapacityError", "InsufficientCapacityError")
+_NO_MACHINES = ("CapacityError", "InsufficientCapacityError")
+_FAULTS = ("InternalServerError", *_NO_MACHINES)
 
 
 def is_over(described: dict[str, Any]) -> bool:
@@ -48,18 +49,18 @@ def state_of(
     if status == "Completed":
         return State("succeeded", detail=_saving(described), **common)
     if status == "Stopped":
-        no_machines = "time_limit", "no spot machines within limits.max_wait"
-        reasons = {"MaxRuntimeExceeded": (limit_reason, None), "MaxWaitTimeExceeded": no_machines}
-        reason, detail = reasons.get(described.get("SecondaryStatus", ""), ("user", None))
-        return State("stopped", reason, has_checkpoint, None, detail=detail, **common)
+        return _stopped(described, limit_reason, common, has_checkpoint=has_checkpoint)
     return _failed(described, common, has_checkpoint=has_checkpoint)
 
 
 def _running(described: dict[str, Any], status: str) -> JobState:
     if status == "Stopping":
         return "stopping"
-    has_started = any(move["Status"] == "Training" for move in described.get("SecondaryStatusTransitions", []))
-    return "pending" if described.get("SecondaryStatus") in _WAITING and not has_started else "running"
+    return "pending" if described.get("SecondaryStatus") in _WAITING and not _has_trained(described) else "running"
+
+
+def _has_trained(described: dict[str, Any]) -> bool:
+    return any(move["Status"] == "Training" for move in described.get("SecondaryStatusTransitions", []))
 
 
 def _detail(described: dict[str, Any], moves: list[dict[str, Any]]) -> str | None:
@@ -82,10 +83,31 @@ def _saving(described: dict[str, Any]) -> str | None:
     return f"spot: {billed} s billed of {took} s, {1 - billed / took:.0%} saved"
 
 
+def _stopped(described: dict[str, Any], limit_reason: str, common: dict[str, Any], *, has_checkpoint: bool) -> State:
+    """Return the end by the secondary status; before any rank has run, a stop is a user's if the wait was not over.
+
+    SageMaker does not say who stopped a job, and documents no secondary status for the end by MaxPendingTimeInSeconds.
+    """
+    now = described.get("SecondaryStatus") or "Stopped"
+    is_spot = now == "MaxWaitTimeExceeded"
+    created_s = _seconds(described.get("CreationTime"))
+    most_s = described.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds")
+    waited_s = 0.0 if created_s is None or common["ended_s"] is None else common["ended_s"] - created_s
+    is_late = now not in ("Stopped", "MaxRuntimeExceeded") or (most_s is not None and waited_s >= most_s)
+    if is_late and not _has_trained(described):
+        message = f"no {'spot ' * is_spot}machines within limits.max_wait"
+        return no_machines(message, resumable=has_checkpoint, **common)
+    reasons = {"MaxRuntimeExceeded": limit_reason, "MaxWaitTimeExceeded": "time_limit"}
+    detail = "no spot machines within limits.max_wait" if is_spot else None
+    return State("stopped", reasons.get(now, "user"), has_checkpoint, None, detail=detail, **common)
+
+
 def _failed(described: dict[str, Any], common: dict[str, Any], *, has_checkpoint: bool) -> State:
     """Return the end by the container's exit report, else by SageMaker's reason."""
     words = str(described.get("FailureReason") or "SageMaker gives no reason")
     kind = _PREFIX.match(words)
+    if kind is not None and kind[1] in _NO_MACHINES and not _has_trained(described):
+        return no_machines(words, resumable=has_checkpoint, **common)
     report = container_output.report_in(words)
     common["restarts"] += container_output.restarts(report)
     return container_output.failed(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.job import JobState, State, no_machines
 
 _STATES: dict[str, JobState] = {
     **dict.fromkeys(("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED"), "pending"),
@@ -131,6 +131,8 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
     facts["ended_s"] = job.ended_s
     if kind == "succeeded":
         return State("succeeded", **facts)
+    if name == "DEADLINE" and not job.nodes and not job.restarts:  # sbatch's --deadline is limits.max_wait
+        return no_machines("no machines within limits.max_wait", resumable=is_resumable, ended_s=job.ended_s)
     reason = _REASONS.get(name, "error")
     if kind == "stopped":
         facts["detail"] = f"cancelled by the user {job.by} of the cluster" if job.by else None

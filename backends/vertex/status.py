@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloudtrain.launcher.backend import container_output as accounts
-from cloudtrain.launcher.job import JobState, State
+from cloudtrain.launcher.job import JobState, State, no_machines
 from cloudtrain.launcher.text.times import seconds
 
 from .api import NO_MACHINES
@@ -82,8 +82,7 @@ def state_of(
     if name.endswith("SUCCEEDED") and not name.endswith("PARTIALLY_SUCCEEDED"):
         return State("succeeded", **common)
     if name == "JOB_STATE_EXPIRED":
-        detail = "no machines within limits.max_wait"
-        return State("stopped", "time_limit", is_resumable, detail=detail, **common)
+        return no_machines("no machines within limits.max_wait", resumable=is_resumable, **common)
     reason = (account or {}).get("reason")
     # At its time limit Vertex AI signals the containers, which report a preemption, and cancels or fails the job:
     # Google does not document which.
@@ -109,12 +108,12 @@ def _failed(
 ) -> State:
     code, words = _error(described)
     words = words or f"Vertex AI says {described.get('state')}, and not why"
-    if code == RESOURCE_EXHAUSTED and common["started_s"] is None:
-        error = {"rank": None, "kind": "capacity", "message": f"{words.rstrip('.')}; {NO_MACHINES}"}
-        return State("failed", "node_failure", is_resumable, error, **common)
+    is_preempted = bool(_PREEMPTED.search(words))
+    if common["started_s"] is None and (code == RESOURCE_EXHAUSTED or is_preempted):
+        return no_machines(f"{words.rstrip('.')}; {NO_MACHINES}", resumable=is_resumable, **common)
     reason = (account or {}).get("reason")
     # A spot job whose reclaimed machines are not replaced fails with a lack of machines.
-    is_taken = bool(_PREEMPTED.search(words)) or (is_spot and (code == RESOURCE_EXHAUSTED or reason == "preempted"))
+    is_taken = is_preempted or (is_spot and (code == RESOURCE_EXHAUSTED or reason == "preempted"))
     if is_taken and reason in (None, "preempted", "node_failure"):
         error = {"rank": None, "kind": "preempted", "message": words}
         return State("failed", "preempted", is_resumable, error, **common)

@@ -162,7 +162,7 @@ class QueueWait:
             return _failed(f"node {', '.join(missing)} did not join within {self.spec.join_timeout_s:.0f} s")
         most_s = self.queue["max_wait_s"]
         if most_s is not None and time.time() - self.queue["time_s"] > most_s and not self.earlier.started_s:
-            return ExitReport("stopped", "time_limit", _error("no machines within limits.max_wait"))
+            return ExitReport("failed", "no_machines", _error("no machines within limits.max_wait"))
         return None
 
     def _shown(self, turn: Turn) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ..errors import CloudtrainError
-from ..job import Job, State
+from ..job import Job, no_machines
 from ..money import shared_ledger_sync
 from ..planning.job_spec import PRIORITIES
 from ..store.registry import Registry
@@ -38,10 +38,10 @@ def advance_queue(registry: Registry) -> list[str]:
         now_s, asked = time.time(), job.asked.resources
         kind = job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))  # share a quota
         if _is_over(job, now_s, job.attempt.created_s):
-            state = State("stopped", "time_limit", detail="no machines within limits.max_wait", ended_s=now_s)
-            listing.end_unsent(registry, job.attempt, state)
+            message = "no machines within limits.max_wait"
+            listing.end_unsent(registry, job.attempt, no_machines(message, ended_s=now_s))
             shared_ledger_sync.push(registry.database)
-            told.append(f"{job.id} has left the line: {state.detail}")
+            told.append(f"{job.id} has left the line: {message}")
             continue
         status = {**(job.attempt.state.queue or {}), "place": place, "of": len(waiting)}
         tried_s = status.get("tried_s") or 0.0

@@ -211,7 +211,8 @@ def _close(
     number is not used again.
     """
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
-    state = State("failed", "error", detail=f"not sent: {why}", ended_s=time.time())
+    reason = "no_machines" if isinstance(error, CapacityError) else "error"
+    state = State("failed", reason, detail=f"not sent: {why}", ended_s=time.time())
     listing.end_unsent(registry, attempt, state)
     if syncs:
         shared_ledger_sync.push(registry.database)

@@ -17,7 +17,7 @@
     time: {name: "Time", label: "time since the start", over: "over time since the start", format: span},
     money: {name: "Money", label: "spent", over: "over USD spent", format: usd, tick: number},
   };
-  const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", paused: "a pause", preempted: "a preemption", node_failure: "a node failure", error: "an error"};
+  const REASONS = {user: "a stop", budget: "the budget's end", time_limit: "the time limit", paused: "a pause", preempted: "a preemption", no_machines: "a lack of machines", node_failure: "a node failure", error: "an error"};
   const PARTS = [["data_s", "data"], ["compute_s", "compute"], ["communication_s", "communication"], ["checkpoint_s", "checkpoint"]];
   const KNOWN = new Set(["attempt", "bytes_sent", "time_s", "step", "usd", "loss", "lr", "grad_norm", "samples_per_s", "tokens_per_s", "mfu",
     "step_s", "memory_bytes", "weight", "epoch", "samples", ...PARTS.map((part) => part[0])]);

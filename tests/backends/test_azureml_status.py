@@ -56,6 +56,7 @@ def test_active_run_has_a_state(run_status: str, state: str) -> None:
 
 
 BROKEN_NODE = {"error": {"code": "ServiceError", "message": "NodeFailure"}}
+NO_NODES = {"error": {"code": "UserError", "innerError": {}, "message": "AllocationFailed: no capacity in the zone"}}
 NO_IMAGE = {"error": {"code": "UserError", "message": "image not found"}}
 SAVED = {"state": "stopped", "reason": "budget", "kind": None}
 SIGNALLED = {"state": "stopped", "reason": "preempted", "kind": None}
@@ -78,6 +79,10 @@ OUT_OF_TIME = {"reason": "time_limit", "resumable": True}
         ({"run_status": "Failed", "error": BROKEN_NODE}, ("failed", "node_failure", False)),
         ({"run_status": "Failed", "error": NO_IMAGE}, ("failed", "error", False)),
         ({"run_status": "Failed"}, ("failed", "error", False)),
+        ({"run_status": "Failed", "error": NO_NODES, "startTimeUtc": None}, ("failed", "no_machines", False)),
+        ({"run_status": "Failed", "error": NO_NODES}, ("failed", "error", False)),
+        ({"run_status": "Failed", "error": PREEMPTED, "startTimeUtc": None}, ("failed", "no_machines", False)),
+        ({"run_status": "Failed", "error": NO_IMAGE, "startTimeUtc": None}, ("failed", "error", False)),
         ({"run_status": "Failed", "error": BROKEN_NODE, "account": SIGNALLED}, ("failed", "node_failure", False)),
         ({"run_status": "Failed", "account": SIGNALLED, "saved": True}, ("stopped", "preempted", True)),
         ({"run_status": "Failed", "error": QUEUE_IS_FULL, "account": ACCOUNT}, ("failed", "error", False)),

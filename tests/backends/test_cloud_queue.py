@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher import backend as backends
+from cloudtrain.launcher.job import exit_code
 from cloudtrain.launcher.jobs import queue
 from cloudtrain.launcher.store import ledger
 from cloudtrain.launcher.store.registry import Registry
@@ -117,7 +118,8 @@ def test_wait_ends_at_max_wait_or_stop(cli: Any, folder: Path, account: Aws, hom
     job = registry.find("late")
     while queue.advance_queue(registry) != ["late has left the line: no machines within limits.max_wait"]:
         assert registry.find("late").active
-    assert (registry.find("late").attempt.state.reason, job.attempt.phase) == ("time_limit", "queued")
+    state = registry.find("late").attempt.state
+    assert (state.state, state.reason, exit_code(state), job.attempt.phase) == ("failed", "no_machines", 5, "queued")
     assert (ledger.held(registry.database), sent(account)) == ([], [])
     registry.close()
 

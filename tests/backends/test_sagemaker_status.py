@@ -92,9 +92,34 @@ def test_spend_counts_billed_seconds() -> None:
 )
 def test_stopped_job_has_a_reason(secondary: str, limit: str, reason: str, code: int) -> None:
     """The secondary status names the cause of the stop; the limit of our plan has its own name."""
-    state = told(job("Stopped", secondary, START, TrainingEndTime=at(50)), limit=limit)
+    state = told(job("Stopped", secondary, START, LOAD, ("Training", 20, 50), TrainingEndTime=at(50)), limit=limit)
     assert (state.state, state.reason, state.resumable, exit_code(state)) == ("stopped", reason, True, code)
     assert state.ended_s == 1_000_050
+
+
+@pytest.mark.parametrize(
+    ("secondary", "limit_s", "end", "code"),
+    [
+        ("Stopped", 1800, ("failed", "no_machines"), 5),
+        ("MaxPendingTimeExceeded", 1800, ("failed", "no_machines"), 5),  # a name that AWS does not document
+        ("MaxWaitTimeExceeded", None, ("failed", "no_machines"), 5),
+        ("Stopped", 1801, ("stopped", "user"), 9),  # before the limit: no limit has stopped the job
+        ("Stopped", None, ("stopped", "user"), 9),
+    ],
+)
+def test_job_stopped_before_its_start(secondary: str, limit_s: int | None, end: tuple[str, str], code: int) -> None:
+    """The end of a wait for machines is no user's stop, whatever SageMaker calls the end; a stop before it is."""
+    stopping = {"MaxRuntimeInSeconds": 60} | ({"MaxPendingTimeInSeconds": limit_s} if limit_s else {})
+    times = {"CreationTime": at(0), "LastModifiedTime": at(1800), "StoppingCondition": stopping}
+    state = told(job("Stopped", secondary, ("Pending", 0, 1800), **times))
+    assert ((state.state, state.reason), exit_code(state), state.billed_s) == (end, code, 0)
+
+
+def test_lack_of_machines_after_a_start_is_a_fault() -> None:
+    """Ranks have run: the job lost its machines, and the new start counts as a retry."""
+    words = "CapacityError: Unable to provision requested ML compute capacity."
+    lost = told(job("Failed", "Failed", START, LOAD, ("Training", 20, 30), FailureReason=words))
+    assert (lost.reason, exit_code(lost)) == ("node_failure", 1)
 
 
 def failure(**verdict: Any) -> str:
@@ -123,7 +148,7 @@ def test_job_that_saved_at_its_own_deadline_is_stopped() -> None:
     ("words", "reason", "kind"),
     [
         ("InternalServerError: We encountered an internal error.", "node_failure", "InternalServerError"),
-        ("CapacityError: Unable to provision requested ML compute capacity.", "node_failure", "CapacityError"),
+        ("CapacityError: Unable to provision requested ML compute capacity.", "no_machines", "capacity"),
         ("ClientError: Data download failed: no objects", "error", "ClientError"),
         ("AlgorithmError: ExecuteUserScriptError, exit code: 1", "error", "AlgorithmError"),
         ("AlgorithmError: half of an account  ::ct {\"e\":\"ended\",\"sta, exit code: 1", "error", "AlgorithmError"),

@@ -57,6 +57,21 @@ def test_each_state_has_its_meaning(name: str, state: str, reason: str | None) -
 
 
 @pytest.mark.parametrize(
+    ("job", "end"),
+    [
+        (SlurmJob(1, "DEADLINE"), ("failed", "no_machines")),
+        (SlurmJob(1, "DEADLINE", nodes="node0"), ("stopped", "budget")),
+        (SlurmJob(1, "DEADLINE", restarts=1), ("stopped", "budget")),  # ranks have run before the requeue
+    ],
+    ids=str,
+)
+def test_deadline_before_the_start_is_a_lack_of_machines(job: SlurmJob, end: tuple[str, str]) -> None:
+    """Slurm removes a job that would begin too late for its deadline."""
+    told = status.state_of(job, **RULES)  # type: ignore[arg-type]
+    assert (told.state, told.reason) == end
+
+
+@pytest.mark.parametrize(
     ("name", "code", "words"),
     [
         *(("FAILED", "0:53", "slurm.workdir"), ("OUT_OF_MEMORY", "0:125", "slurm.mem")),

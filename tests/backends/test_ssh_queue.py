@@ -224,8 +224,8 @@ def test_wait_ends_at_max_wait(pair: Cluster, send: Any, until: Any, state_of: A
     first = send("first", config())
     until(first, "running")
     second = send("second", config("limits: {max_wait: 2s}"), "--queue")
-    found = until(second, "stopped")
-    assert (found["reason"], found["started_s"]) == ("time_limit", None)
+    found = until(second, "failed")
+    assert (found["reason"], found["started_s"], found["exit_code"]) == ("no_machines", None, 5)
     assert "no machines within limits.max_wait" in found["detail"]
     assert not (output(pair, second) / "starts").exists()
 
