@@ -69,6 +69,13 @@ class State:
         return len(set((self.joined_s or {}).values()))
 
     @property
+    def is_fault(self) -> bool:
+        """Whether the attempt ended by a fault, which `retry` may repair; a preemption may leave the time to save."""
+        if self.state == "stopped":
+            return self.reason == "preempted"
+        return self.state == "failed" and self.reason != "no_machines"
+
+    @property
     def all_damaged(self) -> bool:
         """Whether the attempt refused to start from step 0 because all checkpoints are damaged."""
         return (self.error or {}).get("type") == "AllDamagedError"  # entrypoints/checkpoints/folder.py raises it
@@ -98,11 +105,6 @@ class Attempt:
     def name(self) -> str:
         """The platform's name for this attempt."""
         return platform_name(self.job_id, self.number)
-
-    @property
-    def spare_attempts(self) -> int:
-        """The attempts of `retry.max_attempts` that spare hosts began, in this attempt and before it."""
-        return self.plan.spare_attempts + self.state.spare_attempts
 
     @property
     def platform_number(self) -> int | None:
@@ -222,6 +224,17 @@ class Job:
     def active(self) -> bool:
         """Whether the job may still be running."""
         return self.attempt.state.state in ACTIVE
+
+
+def faults(attempts: Sequence[Attempt]) -> int:
+    """Return how many attempts of `retry.max_attempts` are used up: ends by a fault, and losses that spares repaired."""
+    sent = [each.state for each in attempts if each.phase != "never_sent"]
+    return sum(state.is_fault + state.spare_attempts for state in sent)
+
+
+def last_number(job: Job, attempts: Sequence[Attempt]) -> int:
+    """Return the highest number of an attempt that the config's `retry` may send: only faults count."""
+    return job.attempt.number + max(0, job.asked.max_attempts - faults(attempts))
 
 
 def new_id(name: str) -> str:

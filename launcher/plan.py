@@ -34,7 +34,7 @@ class Batch(Record, checks=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record, checks=True, optional="saved_step spare_attempts"):
+class Plan(Record, checks=True, optional="saved_step faults"):
     """The numbers of an attempt: money in micro-dollars (`micro`) or US dollars, times in seconds after the start."""
 
     instances: int
@@ -89,8 +89,8 @@ class Plan(Record, checks=True, optional="saved_step spare_attempts"):
 
     saved_step: int | None = None
     """The newest step that earlier attempts have saved, from which this attempt must not start earlier in silence."""
-    spare_attempts: int = 0
-    """The attempts of `retry.max_attempts` that spare hosts began inside earlier attempts."""
+    faults: int = 0
+    """How many attempts of `retry.max_attempts` earlier attempts have used up."""
 
     @property
     def rate(self) -> CostRate | None:

@@ -17,7 +17,7 @@ from .block import Ssh
 def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha256: str) -> Request:
     """Return the request. Hosts may outnumber the instances: the send takes the first hosts that are fit and free."""
     order, block = job_order(plan, config, job_id, attempt, bundle_sha256), config.block(Ssh)
-    swaps = _swaps(plan, config, attempt)
+    swaps = _swaps(plan, config)
     match = re.fullmatch(r"(\d{1,5})-(\d{1,5})", block.ports.strip())
     ports = [int(match[1]), int(match[2])] if match else []  # the lowest and the highest
     body = render.render_json(
@@ -44,14 +44,14 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     return Request(order["name"], body, text, files, carried=carried, runtime=runtime)
 
 
-def _swaps(plan: Plan, config: JobConfig, attempt: int) -> int:
+def _swaps(plan: Plan, config: JobConfig) -> int:
     """Return how many attempts the job may begin by itself with spare hosts; 0 without spare hosts that wait.
 
     A job of one host has nobody that sees its loss. In line, the hosts are chosen at the job's turn.
     """
     if plan.instances < 2 or config.queue.wait or len(config.block(Ssh).hosts) <= plan.instances:
         return 0
-    left = config.retry.max_attempts - attempt - plan.spare_attempts
+    left = config.retry.max_attempts - 1 - plan.faults
     return max(0, left) if "node_failure" in config.retry.on else 0
 
 

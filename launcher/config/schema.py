@@ -216,7 +216,9 @@ class Notify(create_model("Posted", __base__=Section, **_POSTED)):  # type: igno
 class Retry(Section):
     """New attempts on new machines, each from the newest checkpoint."""
 
-    max_attempts: int = key(1, "Attempts in all, the first one counted.", 3, ge=1, le=30)
+    max_attempts: int = key(
+        1, "Attempts that may end by a fault, the first one counted; a lack of machines is no fault.", 3, ge=1, le=30
+    )
     on: Many[Literal["preempted", "node_failure", "error"]] = key(
         ("preempted", "node_failure"),
         "What earns a new attempt; `error` is your code failing.",

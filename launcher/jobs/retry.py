@@ -17,6 +17,7 @@ from cloudtrain.entrypoints.sweep.search import FIXED
 from .. import backend as backends
 from ..backend import Bundle
 from ..errors import PASSING, CloudtrainError, ConfigError, Fault, UnreachableError, UsageError
+from ..job import faults, last_number
 from ..metering.meter import spent_at_worst_micro
 from ..money.forecast import budget_micro, newest_save
 from ..planning.request_rules import own_places
@@ -28,7 +29,7 @@ from .shown_config import differences
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
-    from ..job import Job
+    from ..job import Attempt, Job
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
@@ -107,8 +108,9 @@ def prepare_next(
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         cache = registry.folder / "bundles"
         ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=spent_micro, job_id=job.id)
-    step = None if from_older else newest_save(registry.attempts(job))[0]
-    plan = replace(ready.plan, saved_step=step, spare_attempts=job.attempt.spare_attempts)
+    attempts = registry.attempts(job)
+    step = None if from_older else newest_save(attempts)[0]
+    plan = replace(ready.plan, saved_step=step, faults=faults(attempts))
     ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
@@ -268,15 +270,12 @@ def _spent_micro(registry: Registry, job: Job, config: JobConfig) -> int:
     return spent_micro or 0
 
 
-def is_due(job: Job) -> bool:
+def is_due(job: Job, attempts: Sequence[Attempt]) -> bool:
     """Return whether a retry is due by the config's `retry`, and the platform makes no retries by itself."""
     attempt, state = job.attempt, job.attempt.state
-    # A preemption may leave a job the time to save and stop.
-    is_fault = state.state == "failed" or (state.state == "stopped" and state.reason == "preempted")
-    if not is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
+    if not state.is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
-    begun = attempt.number + attempt.spare_attempts
-    return begun < job.asked.max_attempts and not backends.load(job.backend).pace(attempt.ref).retries
+    return attempt.number < last_number(job, attempts) and not backends.load(job.backend).pace(attempt.ref).retries
 
 
 def send_if_due(registry: Registry, job: Job) -> Job | None:
@@ -287,13 +286,14 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
 
     Raises CapacityError, UnreachableError if the job is as before, so that a later try can send the retry.
     """
-    if not is_due(job):
+    attempts = registry.attempts(job)
+    if not is_due(job, attempts):
         return None
     from . import submit
 
-    number, most = job.attempt.number + 1, job.asked.max_attempts - job.attempt.spare_attempts
+    number, most = job.attempt.number + 1, last_number(job, attempts)
     error = job.attempt.state.error or {}
-    signs = [sign_of(each.state.error) for each in registry.attempts(job)[-2:]]
+    signs = [sign_of(each.state.error) for each in attempts if each.state.reason != "no_machines"][-2:]
     if error.get("again") or (len(signs) == 2 and signs[0] is not None and signs[0] == signs[1]):
         say(f"no retry: the start before ended in the same way {step_in_words(error)}: correct the code, then resume")
         return None

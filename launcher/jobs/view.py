@@ -149,7 +149,7 @@ class JobView:
 
         from ..money.job_facts import job_facts
 
-        return resume_advice(job_facts(self.job, self.money))
+        return resume_advice(job_facts(self.job, self.money, self.attempts))
 
     @property
     def next_steps(self) -> list[str]:

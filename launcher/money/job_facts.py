@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.terms import CostRate
 
-from ..job import Job
+from ..job import Attempt, Job, last_number
 from ..planning.job_spec import default_hang_timeout_s, resume_terms
 from ..text.units import parse_duration
 from .forecast import Forecast, left_s
 
 
-def job_facts(job: Job, forecast: Forecast) -> JobFacts:
-    """Return the facts at the time of the forecast."""
+def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobFacts:
+    """Return the facts at the time of the forecast; `attempts` are all attempts of the job."""
     attempt, plan, state, asked = job.attempt, job.attempt.plan, job.attempt.state, job.asked
     progress = {"eta_s": left_s(attempt.progress), "checkpoint_step": forecast.checkpoint_step}
     hang_s = _seconds(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
@@ -47,7 +48,7 @@ def job_facts(job: Job, forecast: Forecast) -> JobFacts:
         hang_s=hang_s,
         unreachable_since_s=attempt.unreachable_since_s,
         restarts=state.restarts,
-        most_attempts=asked.max_attempts - attempt.spare_attempts if state.reason in asked.retry_on else 1,
+        most_attempts=last_number(job, attempts) if state.reason in asked.retry_on else 1,
         saves=job.saves,
         is_saved=forecast.saved_attempt is not None or state.resumable,
         is_resumable=state.resumable and attempt.phase != "never_sent",

@@ -54,7 +54,8 @@ class Notifier:
         ended_s = job.attempt.state.ended_s
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
-        facts = job_facts(job, forecast(job, self._registry.attempts(job), now_s))
+        attempts = self._registry.attempts(job)
+        facts = job_facts(job, forecast(job, attempts, now_s), attempts)
         keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
         return self.tell(job.id, job.config, standing(facts, now_s), keys_sent=keys_sent, is_active=job.active)
 

@@ -55,7 +55,7 @@ def job(
 
 def standing(a_job: Job, look: Forecast, now_s: float) -> list[Notice]:
     """Return all notices that hold for the job, including notices already sent."""
-    return rules.standing(job_facts(a_job, look), now_s)
+    return rules.standing(job_facts(a_job, look, [a_job.attempt]), now_s)
 
 
 def due(a_job: Job, look: Forecast, told: Collection[str], now_s: float) -> list[Notice]:
@@ -281,6 +281,14 @@ def test_end_is_sent_to_subscribers_of_its_event(state: State, key: str, on: str
     assert len(found) == 1
     assert wanted(found[0], [on])
     assert "\n" not in found[0].title
+
+
+def test_end_by_a_fault_counts_the_attempts_with_faults() -> None:
+    """An attempt that got no machines uses up none of `retry.max_attempts`, in the alert too."""
+    a_job = job(State("failed", "preempted", ended_s=NOW), {"retry": {"max_attempts": 2, "on": ["preempted"]}}, 2)
+    before = replace(a_job.attempt, number=1, state=State("failed", "no_machines"))
+    notices = rules.standing(job_facts(a_job, LOOK, [before, a_job.attempt]), NOW)
+    assert any("failed (preempted); attempt 2 of at most 3" in each.title for each in notices)
 
 
 def test_end_at_the_budget_names_the_money_to_continue() -> None:

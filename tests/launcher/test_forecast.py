@@ -68,7 +68,7 @@ def test_time_in_line_is_no_time_of_the_job() -> None:
     job, attempts = job_of(again, progress={"eta_s": 2400.0, "stepped_s": 1000.0})
     found = forecast(job, attempts, 1000.0)
     assert (found.cap_at_s, found.deadline_at_s, found.hits_limit) == (4400.0, 4280.0, False)
-    assert job_facts(job, found).began_s == 800.0
+    assert job_facts(job, found, attempts).began_s == 800.0
     assert "3m 20s of at most 1h" in "\n".join(overview.as_lines(view_of(job, attempts, 1000.0)))
     waits = State("pending", started_s=0.0, ended_s=300.0, billed_s=300.0, billed_by=CLOCKS, queue={"place": 1})
     job, attempts = job_of(waits, progress={"eta_s": 2400.0, "stepped_s": 300.0})

@@ -19,49 +19,59 @@ from doubles.signatures import MakeJob
 
 ASKED = {"max_attempts": 3, "on": ["preempted", "node_failure"]}
 PREEMPTED = State("failed", "preempted", resumable=True)
+NO_MACHINES, STOPPED = State("failed", "no_machines"), State("stopped", "user", resumable=True)
 
 
 @pytest.mark.parametrize(
-    ("state", "asked", "number", "is_due"),
+    ("state", "asked", "before", "is_due"),
     [
-        (PREEMPTED, ASKED, 1, True),
-        (PREEMPTED, ASKED, 2, True),
-        (PREEMPTED, ASKED, 3, False),
-        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 9.0}), ASKED, 1, True),
-        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 40.0}), ASKED, 1, False),
-        (PREEMPTED, {**ASKED, "max_attempts": 1}, 1, False),
-        (PREEMPTED, None, 1, False),
-        (PREEMPTED, {**ASKED, "on": ["error"]}, 1, False),
-        (State("failed", "error"), ASKED, 1, False),
-        (State("failed", "error"), {**ASKED, "on": ["error"]}, 1, True),
-        (State("stopped", "user", resumable=True), ASKED, 1, False),
-        (State("stopped", "preempted"), ASKED, 1, True),
-        (State("running"), ASKED, 1, False),
-        (State("succeeded"), ASKED, 1, False),
+        (PREEMPTED, ASKED, [], True),
+        (PREEMPTED, ASKED, [PREEMPTED], True),
+        (PREEMPTED, ASKED, [PREEMPTED, State("failed", "error")], False),
+        (PREEMPTED, ASKED, [PREEMPTED, NO_MACHINES, STOPPED, NO_MACHINES], True),
+        (PREEMPTED, ASKED, [NO_MACHINES, PREEMPTED, STOPPED, PREEMPTED], False),
+        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 9.0}), ASKED, [], True),
+        (replace(PREEMPTED, joined_s={"2": 9.0, "3": 40.0}), ASKED, [], False),
+        (PREEMPTED, ASKED, [replace(STOPPED, joined_s={"2": 9.0}), PREEMPTED], False),
+        (NO_MACHINES, ASKED, [], False),
+        (NO_MACHINES, {**ASKED, "on": ["error"]}, [], False),
+        (PREEMPTED, {**ASKED, "max_attempts": 1}, [], False),
+        (PREEMPTED, None, [], False),
+        (PREEMPTED, {**ASKED, "on": ["error"]}, [], False),
+        (State("failed", "error"), ASKED, [], False),
+        (State("failed", "error"), {**ASKED, "on": ["error"]}, [], True),
+        (STOPPED, ASKED, [], False),
+        (State("stopped", "preempted"), ASKED, [], True),
+        (State("running"), ASKED, [], False),
+        (State("succeeded"), ASKED, [], False),
     ],
     ids=str,
 )
 def test_retry_is_due_by_a_configured_fault(
-    state: State, asked: dict[str, Any] | None, number: int, is_due: bool
+    state: State, asked: dict[str, Any] | None, before: list[State], is_due: bool
 ) -> None:
-    """A fault named in the config earns a retry while attempts are left; a user's stop or a running job does not.
+    """A fault named in the config earns a retry while attempts are left; only ends by a fault use up attempts.
 
-    Spares that joined at two times began two attempts inside the first.
+    Spares that joined at two times began two attempts inside one.
     """
     config, ref = {"retry": asked} if asked else {}, {"folder": "/x", "nodes": 2}
-    assert retry.is_due(make_job("j-1", number, config=config, state=state, phase="sent", ref=ref)) is is_due
+    sent = {"config": config, "phase": "sent", "ref": ref}
+    jobs = [make_job("j-1", number, state=each, **sent) for number, each in enumerate([*before, state], start=1)]
+    assert retry.is_due(jobs[-1], [job.attempt for job in jobs]) is is_due
 
 
 def test_unsent_attempt_or_a_platform_with_retries_gets_no_retry() -> None:
     """A refused submit would be refused again; SageMaker's own retries are part of the request."""
     config = {"retry": {**ASKED, "on": ["error"]}}
-    assert not retry.is_due(make_job("j-1", config=config, state=State("failed", "error")))
+    job = make_job("j-1", config=config, state=State("failed", "error"))
+    assert not retry.is_due(job, [job.attempt])
     place = {"region": "eu-west-1", "profile": None, "endpoints": {}}
     place |= {"checkpoint_uri": "s3://bucket/c", "output_uri": "s3://b/o"}
     ref = {**place, "name": "j-1-1", "nodes": 2, "nproc_per_node": 1, "limit_reason": "time_limit"}
     ref |= {"secrets_prefix": "", "secrets": []}
     sent = {"state": PREEMPTED, "phase": "sent", "ref": ref}
-    assert not retry.is_due(make_job("j-1", config={"retry": ASKED}, backend="sagemaker", **sent))
+    job = make_job("j-1", config={"retry": ASKED}, backend="sagemaker", **sent)
+    assert not retry.is_due(job, [job.attempt])
 
 
 @pytest.mark.parametrize(
@@ -139,7 +149,7 @@ def test_follower_tries_again_while_the_hosts_of_a_retry_are_not_ready(
             raise obstacle
         return SimpleNamespace(config=None)
 
-    monkeypatch.setattr(retry, "is_due", lambda job: True)
+    monkeypatch.setattr(retry, "is_due", lambda job, attempts: True)
     monkeypatch.setattr(retry, "prepare_next", prepare)
     monkeypatch.setattr(retry, "older_start", lambda *args: None)
     monkeypatch.setattr(retry, "_of_another", lambda *args: None)

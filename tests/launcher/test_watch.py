@@ -204,7 +204,7 @@ def test_watch_tries_again_if_the_hosts_of_a_retry_are_not_ready(
     def resend(registry: Registry, job: Job, prepared: Any) -> Job:
         return replace(job, attempt=replace(job.attempt, number=2))
 
-    monkeypatch.setattr(retry, "is_due", lambda job: True)
+    monkeypatch.setattr(retry, "is_due", lambda job, attempts: True)
     monkeypatch.setattr(retry, "prepare_next", prepare)
     monkeypatch.setattr(retry, "older_start", lambda *args: None)
     monkeypatch.setattr(retry, "_of_another", lambda *args: None)
