@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from doubles.aws import training
 from doubles.aws.world import World
 from doubles.kit import control
 
@@ -16,6 +17,12 @@ class Control(control.Control[World]):
         """Return AWS's actions."""
         world = self._world
         return {("POST", "quotas"): lambda: world.quotas.update(told), ("POST", "logs"): lambda: _write(world, **told)}
+
+    def begin_late(self, name: str) -> None:
+        """Start the containers of a job that has ended without machines."""
+        if (job := self._world.job(name)) is None:
+            raise KeyError(name)
+        training.begin_late(self._world, job)
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
         """Give an order to a job: jobs/NAME/ORDER."""

@@ -13,6 +13,7 @@ from doubles.aws import training, validate
 from doubles.aws.jobs import ACCOUNT, Job, described, summary
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
+from doubles.kit import capacity
 
 MAX_LISTED = 10  # default page size; API reference
 QUOTA = 10_000.0  # value of every service quota that a test has not set by name
@@ -55,7 +56,10 @@ def _create(world: World, call: Call) -> Params:
     _require_role(request["RoleArn"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
     job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
+    row = world.capacity.take(call.region, job.instance_types[0], spot=job.is_spot) if job.instance_types else None
     with world.lock:
+        if row is not None and world.job(job.name, call.region) is None:
+            _require_machines(job, row)
         if not world.add(job):
             message = (
                 "Training job names must be unique within an AWS account and region, and a training job with this name "
@@ -63,7 +67,25 @@ def _create(world: World, call: Call) -> Params:
             )
             raise AwsError("ResourceInUse", message)
     training.begin(world, job)
+    if row is not None:
+        world.capacity.answer(row)
     return {"TrainingJobArn": job.arn}
+
+
+def _require_machines(job: Job, row: capacity.Row) -> None:
+    """Raise AwsError without quota or stock. SageMaker documents no refusal for want of stock: its code is assumed."""
+    kind, count = job.instance_types[0], len(job.instance_types)
+    job.has = row.has
+    if row.has == capacity.NO_QUOTA:
+        message = (
+            f"The account-level service limit '{kind} for {'spot ' if job.is_spot else ''}training job usage' is 0 "
+            f"Instances, with current utilization of 0 Instances and a request delta of {count} Instances. Please use "
+            "AWS Service Quotas to request an increase for this quota. If AWS Service Quotas is not available, contact "
+            "AWS support to request an increase for this quota."
+        )
+        raise AwsError("ResourceLimitExceeded", message)
+    if row.has == capacity.NO_STOCK:
+        raise AwsError("CapacityError", training.NO_CAPACITY.partition(": ")[2])
 
 
 def _require_role(arn: str) -> None:

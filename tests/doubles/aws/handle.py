@@ -18,6 +18,7 @@ class Aws(handle.Handle):
     """A running stand-in."""
 
     NAME = "aws"
+    ENDS = ENDS
 
     @property
     def environ(self) -> dict[str, str]:

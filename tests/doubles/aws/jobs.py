@@ -50,12 +50,12 @@ class Job(life.Job):
     def instance_types(self) -> list[str]:
         """Return the machine's type for each instance."""
         resources = self.request["ResourceConfig"]
-        return [resources["InstanceType"]] * resources["InstanceCount"]
+        return [resources["InstanceType"]] * resources["InstanceCount"] if "InstanceType" in resources else []
 
     def enter_secondary(self, secondary: str, message: str, status: str | None = None) -> None:
         """Enter the next secondary status; for an unchanged status only the message changes."""
         with self.changed:
-            if self.status == "Stopping" and status is None:
+            if self.has_ended or (self.status == "Stopping" and status is None):
                 return  # stopping has overtaken the next status
             now = time.time()
             self.modified, self.secondary, self.status = now, secondary, status or self.status

@@ -18,6 +18,7 @@ from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
 from doubles.aws.world import World
 from doubles.kit.control import PREFIX
+from doubles.wire import HangUp
 
 
 class Application:
@@ -62,6 +63,9 @@ class Application:
             time.sleep(fault.delay_s)
         try:
             answer = self._execute(environ, start, call, fault)
+        except HangUp:
+            entry["outcome"] = "lost"
+            hang_up(environ)
         except AwsError as error:
             entry["outcome"] = error.code
             answer = reply_error(start if fault is None or fault.kind != "lost" else _nobody, call, error)

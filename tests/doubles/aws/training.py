@@ -13,12 +13,15 @@ from doubles.aws import storage
 from doubles.aws.instance import InputError, Instance, find_inputs
 from doubles.aws.jobs import Job
 from doubles.aws.world import World
-from doubles.kit import life
+from doubles.kit import capacity, life
 
 SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
 FAILED_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for the remaining containers after a container has failed
 SYNC_EVERY_S = 1.0  # between two copies of checkpoints to S3
+NO_CAPACITY = (
+    "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
+)
 
 # End of an attempt -> secondary status of the job at its end, and its message.
 _ENDINGS = {
@@ -27,6 +30,8 @@ _ENDINGS = {
     "Stopped": ("Stopped", "Training job stopped"),
     "MaxRuntimeExceeded": ("Stopped", "Training job runtime exceeded MaxRuntimeInSeconds provided"),
     "MaxWaitTimeExceeded": ("Stopped", "Training job runtime exceeded MaxWaitTimeInSeconds provided"),
+    # The API has no secondary status of its own for this end; the message is invented.
+    "MaxPendingTimeExceeded": ("Stopped", "Training job pending time exceeded MaxPendingTimeInSeconds provided"),
 }
 
 
@@ -56,10 +61,21 @@ def _live(world: World, job: Job) -> None:
         traceback.print_exc()
         ending = Ending("Failed", f"InternalServerError: the stand-in itself: {traceback.format_exc()[-800:]}")
     _finish(world, job, ending)
+    if job.has == capacity.LATE:
+        begin_late(world, job)
+
+
+def begin_late(world: World, job: Job) -> None:
+    """Start the containers of a job whose end was told."""
+    late = capacity.late(job, status="InProgress", secondary="Starting", transitions=[], training_start=None)
+    world.late.append(late)
+    begin(world, late)
 
 
 def _attempts(world: World, job: Job) -> Ending:
     """Repeat attempts until the job is over: an interruption starts the job again."""
+    if (ending := _without_machines(job)) is not None:
+        return ending
     number = 0
     while True:
         number += 1
@@ -68,6 +84,23 @@ def _attempts(world: World, job: Job) -> Ending:
             return ending
         job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
         job.enter_secondary("Starting", "Preparing the instances for training")
+
+
+def _without_machines(job: Job) -> Ending | None:
+    """Return the end of a job that gets no machines; None if the job gets them."""
+    if job.has in ("", capacity.MACHINES):
+        return None
+    if job.has == capacity.FAILED:
+        return _ordered(job) or Ending("Failed", NO_CAPACITY)
+    if job.has == capacity.TAKEN and job.is_spot:
+        job.enter_secondary("Interrupted", "Interrupted: managed spot training instances were taken away")
+        job.enter_secondary("Starting", "Preparing the instances for training")
+    elif not job.is_spot:
+        job.enter_secondary("Pending", "Waiting for the requested ML compute capacity")  # the message is invented
+    limit_s = job.request.get("StoppingCondition", {}).get("MaxPendingTimeInSeconds", math.inf)
+    pending_until = math.inf if job.is_spot else job.created + limit_s
+    ending: Ending | None = capacity.wait(job, lambda: _ordered(job), min(_latest(job), pending_until))
+    return ending or Ending("MaxWaitTimeExceeded" if job.is_spot else "MaxPendingTimeExceeded")
 
 
 def _attempt(world: World, job: Job, number: int) -> Ending:
@@ -220,4 +253,6 @@ def _finish(world: World, job: Job, ending: Ending) -> None:
             training_s = ending.details.get("training_s", math.ceil(now - job.training_start))
             billable_s = math.ceil(training_s * (SPOT_BILLING if job.is_spot else 1.0))
             job.training_s, job.billable_s = training_s, ending.details.get("billable_s", billable_s)
-        job.enter_secondary(ending.kind, message, status)
+        secondary = "Stopped" if ending.kind == "MaxPendingTimeExceeded" else ending.kind
+        job.ended = now
+        job.enter_secondary(secondary, message, status)

@@ -9,7 +9,7 @@ from typing import Any
 from doubles.azure import joblogs, login
 from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
-from doubles.azure.life import restart_logs
+from doubles.azure.life import begin_late, restart_logs
 from doubles.azure.names import CONTAINER
 from doubles.azure.world import World
 from doubles.kit import control
@@ -41,6 +41,10 @@ class Plain(control.Control[World]):
             ("POST", "blobs"): lambda: list(world.blobs.names(told["container"], told["prefix"])),
             ("GET", "secrets"): lambda: {name: one[-1]["value"] for name, one in world.secrets.items() if one},
         }
+
+    def begin_late(self, name: str) -> None:
+        """Start the containers of a job that has ended without machines."""
+        begin_late(self._world, self._world.jobs[name])
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
         """Return all jobs' names, or a job, or give a job an order: jobs, jobs/NAME, jobs/NAME/ORDER."""

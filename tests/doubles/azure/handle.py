@@ -19,6 +19,7 @@ class Azure(handle.Handle):
     """A running stand-in; `url` is the proxy's."""
 
     NAME = "azure"
+    ENDS = ENDS
     ca: str  # file with the certificate that clients must trust
 
     @property

@@ -12,6 +12,7 @@ from doubles.azure.errors import AzureError
 from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS, REGION, SUBSCRIPTION, iso_time, workspace_id
 from doubles.azure.world import World
+from doubles.kit import capacity
 from doubles.wire import Answer, Request, json_answer
 
 PAGE = 10  # jobs of the list
@@ -32,14 +33,28 @@ def put(world: World, request: Request, name: str) -> Answer:
         asked = body["properties"]
         job = Job(name=name, body=copy.deepcopy(body), created=time.time())
         job.compute = compute_of(world, asked)
+        row = world.capacity.take(REGION, job.compute["vmSize"], spot=job.compute["priority"] == "LowPriority")
+        _require_machines(job, row)
         job.tags, job.properties = dict(asked.get("tags") or {}), dict(asked.get("properties") or {})
         job.display_name, job.description = asked.get("displayName"), asked.get("description")
         job.enter_first()
         told = _described(job)
         world.add(job)
     life.begin(world, job)
+    world.capacity.answer(row)
     told["properties"]["status"] = "Starting"  # as in a recorded answer
     return json_answer(told, 201)
+
+
+def _require_machines(job: Job, row: capacity.Row) -> None:
+    """Raise AzureError without quota or stock. Texts, and the code for want of stock at a create, are assumed."""
+    job.has, size = row.has, job.compute["vmSize"]
+    if row.has == capacity.NO_QUOTA:
+        message = f"The specified subscription has a vCPU quota of 0 for {size}, and does not support {job.nodes} nodes"
+        raise AzureError(409, "QuotaExceeded", message)
+    if row.has == capacity.NO_STOCK:
+        message = f"Allocation failed. There is no sufficient capacity for the requested size {size} in {REGION}."
+        raise AzureError(409, "AllocationFailed", message)
 
 
 def get(world: World, request: Request, name: str) -> Answer:

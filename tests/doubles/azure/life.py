@@ -16,7 +16,7 @@ from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS
 from doubles.azure.node import InputError, Node, Volume, volumes
 from doubles.azure.world import World
-from doubles.kit import life
+from doubles.kit import capacity, life
 
 CANCEL_GRACE_S = 30.0  # from SIGTERM to SIGKILL, also at limits.timeout. Invented: Azure states no figure
 FAILED_GRACE_S = 5.0  # the same, for the remaining nodes after a node has failed
@@ -25,6 +25,11 @@ LIFECYCLER = "system_logs/lifecycler/lifecycler.log"
 PREEMPTED = {
     "code": "PreemptionError",
     "message": "The compute node was preempted: PreemptionError. The job was ended.",
+}
+# AllocationFailed is the code of clusters without machines; the text is invented.
+NO_CAPACITY = {
+    "code": "AllocationFailed",
+    "message": "AllocationFailed: there is no sufficient capacity for the requested size in the region.",
 }
 
 
@@ -51,7 +56,9 @@ def restart_logs(world: World, job: Job) -> None:
 def _live(world: World, job: Job) -> None:
     ending = Ending("Failed", {"code": "ServiceError", "message": "the stand-in itself has failed"})
     try:
-        ending = _attempts(world, job) if world.settings.execute else _by_hand(world, job)
+        ending = _without_machines(job)
+        if ending is None:
+            ending = _attempts(world, job) if world.settings.execute else _by_hand(world, job)
     except life.Abandoned:
         return
     except InputError as error:
@@ -65,6 +72,28 @@ def _live(world: World, job: Job) -> None:
         job.enter("CancelRequested")
     details: dict[str, Any] = {"severity": None, "details": [], "innerError": None}
     job.enter(ending.kind, None if ending.error is None else details | ending.error)
+    if job.has == capacity.LATE:
+        begin_late(world, job)
+
+
+def begin_late(world: World, job: Job) -> None:
+    """Start the containers of a job whose end was told."""
+    late = capacity.late(job, status="NotStarted")
+    world.late.append(late)
+    begin(world, late)
+
+
+def _without_machines(job: Job) -> Ending | None:
+    """Return the end of a job that gets no machines, None if the job gets them: Azure's queue has no limit."""
+    if job.has in ("", capacity.MACHINES):
+        return None
+    job.enter("Queued")
+    if job.has == capacity.FAILED:
+        return _ordered(job) or Ending("Failed", NO_CAPACITY)
+    if job.has == capacity.TAKEN:
+        return _ordered(job) or Ending("Failed", PREEMPTED)
+    ending: Ending = capacity.wait(job, lambda: _ordered(job), math.inf)
+    return ending
 
 
 def _by_hand(world: World, job: Job) -> Ending:

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from doubles.google import accounts
+from doubles.google import accounts, life
 from doubles.google.calls import Call, passed
 from doubles.google.errors import GoogleError, error_answer
 from doubles.google.jobs import Job
@@ -45,6 +45,10 @@ class Plain(control.Control[World]):
             ("POST", "break_next_chunk"): lambda: world.storage.break_next_chunk(told["kept_bytes"]),
             ("GET", "secrets"): world.secrets.values,
         }
+
+    def begin_late(self, name: str) -> None:
+        """Start the containers of a job that has ended without machines."""
+        life.begin_late(self._world, self._world.find(name))
 
     def job(self, path: str, told: dict[str, Any]) -> Any:
         """Return all jobs, or do a request of jobs/REQUEST to one job."""

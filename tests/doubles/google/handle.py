@@ -21,6 +21,7 @@ class Google(handle.Handle):
     """A running stand-in; `url` is the proxy's."""
 
     NAME = "google"
+    ENDS = ENDS
     ca: str  # file with the certificate that clients must trust
     key_file: str  # of the service account
     user_file: str  # a user's credentials, in the format of `gcloud auth application-default login`

@@ -15,8 +15,9 @@ from google.protobuf import empty_pb2
 from doubles.google import bodies, life
 from doubles.google.calls import Call
 from doubles.google.errors import GoogleError, invalid
-from doubles.google.jobs import Job
+from doubles.google.jobs import STRATEGIES, Job
 from doubles.google.names import NUMBER, PROJECT
+from doubles.kit import capacity
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -37,10 +38,25 @@ def create(world: World, call: Call, request: Any) -> Any:
     for output_only in ("name", "state", "create_time", "start_time", "end_time", "update_time", "error"):
         asked.ClearField(output_only)
     bodies.check(asked, world.persistent)
+    machine = asked.job_spec.worker_pool_specs[0].machine_spec.machine_type
+    is_spot = asked.job_spec.scheduling.strategy == STRATEGIES.SPOT
+    row = world.capacity.take(region, machine, spot=is_spot)
+    _require_machines(region, machine, row)
     with world.lock:
         job = world.add(region, asked)
+    job.has = row.has
     life.begin(world, job)
+    world.capacity.answer(row)
     return job.resource()
+
+
+def _require_machines(region: str, machine: str, row: capacity.Row) -> None:
+    """Raise GoogleError without quota or stock."""
+    if row.has == capacity.NO_QUOTA:
+        message = f"The following quotas are exceeded: CustomModelTraining {machine} PerProjectPerRegion in {region}"
+        raise GoogleError("RESOURCE_EXHAUSTED", message)
+    if row.has == capacity.NO_STOCK:
+        raise GoogleError("RESOURCE_EXHAUSTED", life.NO_CAPACITY.format(region=region))
 
 
 def get(world: World, call: Call, request: Any) -> Any:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from doubles import sandbox
-from doubles.google.jobs import Job
+from doubles.google.jobs import STRATEGIES, Job
 from doubles.google.replica import Replica
-from doubles.kit import life
+from doubles.kit import capacity, life
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -39,6 +39,8 @@ PREEMPTED_CODE, PREEMPTED = (  # the text is invented
     "The machine of replica {name} was preempted. To find out more, please check the logs: {url}",
 )
 
+NO_CAPACITY = "Resources are insufficient in region: {region}. Please try a different region."
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -55,7 +57,9 @@ def begin(world: World, job: Job) -> None:
 
 def _live(world: World, job: Job) -> None:
     try:
-        ending = _attempts(world, job) if world.settings.execute else _by_hand(job)
+        ending = _without_machines(job)
+        if ending is None:
+            ending = _attempts(world, job) if world.settings.execute else _by_hand(job)
     except life.Abandoned:
         return
     except Exception:
@@ -67,6 +71,38 @@ def _live(world: World, job: Job) -> None:
     words = {"JOB_STATE_SUCCEEDED": "Job completed successfully.", "JOB_STATE_CANCELLED": "Job is cancelled."}
     _note(world, job, words.get(ending.state, "Job failed."), "INFO" if ending.state in words else "ERROR")
     job.enter(ending.state, ending.error)
+    if job.has == capacity.LATE:
+        begin_late(world, job)
+
+
+def begin_late(world: World, job: Job) -> None:
+    """Start the containers of a job whose end was told."""
+    late = capacity.late(job, status="JOB_STATE_PENDING", replicas=[])
+    late.enter_first()
+    world.late.append(late)
+    begin(world, late)
+
+
+def _without_machines(job: Job) -> Ending | None:
+    """Return the end of a job that gets no machines; None if the job gets them.
+
+    JOB_STATE_QUEUED is a wait for quota. A flex start ends after its maximal wait; all others may wait for ever.
+    """
+    if job.has in ("", capacity.MACHINES):
+        return None
+    no_capacity = Ending("JOB_STATE_FAILED", (8, NO_CAPACITY.format(region=job.region)))
+    scheduling = job.spec.scheduling
+    if job.has == capacity.FAILED:
+        return _ordered(job) or no_capacity
+    if job.has == capacity.TAKEN:
+        message = PREEMPTED.format(name="workerpool0-0", url=job.logs_url)
+        return _ordered(job) or Ending("JOB_STATE_FAILED", (PREEMPTED_CODE, message))
+    is_flex = scheduling.strategy == STRATEGIES.FLEX_START
+    if not is_flex:
+        job.enter("JOB_STATE_QUEUED")
+    wait_s = scheduling.max_wait_duration.seconds if is_flex else 0  # 0: no limit
+    ending: Ending | None = capacity.wait(job, lambda: _ordered(job), job.created + wait_s if wait_s else math.inf)
+    return ending or no_capacity
 
 
 def _by_hand(job: Job) -> Ending:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
+from doubles.kit import capacity
 from doubles.kit.world import World
 from doubles.wire import Answer, Request, json_answer
 
@@ -47,6 +48,10 @@ class Control(Generic[WorldT]):
         """Return the result of a request below jobs/."""
         raise NotImplementedError
 
+    def begin_late(self, name: str) -> None:
+        """Start the containers of a job that has ended without machines."""
+        raise NotImplementedError
+
     def fault_marks(self) -> dict[str, int]:
         """Return the fields that a fault gets when it is set."""
         return {}
@@ -61,6 +66,11 @@ class Control(Generic[WorldT]):
             ("POST", "settings"): lambda: world.set(told),
             ("POST", "faults"): lambda: world.faults.add(told, **self.fault_marks()),
             ("DELETE", "faults"): world.faults.clear,
+            ("POST", "capacity"): lambda: world.capacity.add(told),
+            ("DELETE", "capacity"): world.capacity.clear,
+            ("POST", "late"): lambda: self.begin_late(**told),
+            ("GET", "late"): lambda: [{"status": job.status, "history": list(job.history)} for job in world.late],
+            ("GET", "most_live"): lambda: capacity.most_live(world.all_jobs()),
             ("GET", "journal"): lambda: list(world.journal),
             ("DELETE", "journal"): world.journal.clear,
             ("POST", "reset"): world.reset,

@@ -28,6 +28,7 @@ class Handle:
     """A running stand-in."""
 
     NAME: ClassVar[str]  # of the package that the process runs
+    ENDS: ClassVar[tuple[str, ...]]  # the statuses of a job that has ended
     url: str
     process: subprocess.Popen[str]
 
@@ -59,6 +60,31 @@ class Handle:
         """Inject a fault: see the cloud's faults.py; operations have the journal's names, or are patterns."""
         names = [operations] if isinstance(operations, str) else list(operations)
         self.control("faults", {"operations": names, "kind": kind, **details})
+
+    def capacity(self, has: str, **place: Any) -> None:
+        """Say what a place has, by region, machine (names or patterns), spot, count and lost: see kit/capacity.py."""
+        self.control("capacity", {"has": has, **place})
+
+    def clear_capacity(self) -> None:
+        """Give every place machines again; jobs that were created stay as they are."""
+        self.control("capacity", method="DELETE")
+
+    def begin_late(self, name: str) -> None:
+        """Start the containers of a job that has ended without machines; what the platform tells stays the same."""
+        self.control("late", {"name": name})
+
+    def wait_late(self, count: int = 1, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        """Wait until so many late jobs have ended; return the status and the history of each."""
+        return self.until(
+            lambda: self.control("late", method="GET"),
+            lambda found: len(found) >= count and all(one["status"] in self.ENDS for one in found),
+            lambda found: f"{count} late jobs have not ended: {found}",
+            timeout_s,
+        )
+
+    def most_live(self) -> int:
+        """Return the largest number of jobs that were created and not ended at the same time."""
+        return int(self.control("most_live", method="GET"))
 
     def clear_faults(self) -> None:
         """Remove all faults, and end the calls that hang."""

@@ -31,6 +31,7 @@ class Job:
     started: float | None = None  # first time in RUNNING
     ended: float | None = None
     attempts: int = 0  # of the whole job
+    has: str = ""  # machines, as capacity.Row has it
     error: Any = None
     thread: threading.Thread | None = None
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from doubles.kit.capacity import Capacity
 from doubles.kit.faults import Fault, Faults
 from doubles.kit.life import Job
 from doubles.kit.settings import Settings
@@ -26,14 +27,17 @@ class World(Generic[SettingsT, FaultT, JobT]):
         self.state, self.switch = state, switch
         self.lock = threading.RLock()
         self.faults = Faults(fault)
+        self.capacity = Capacity()
         self._settings_type = settings
 
     def clear(self) -> None:
         """Forget all state."""
         self.settings = self._settings_type()
         self.faults.clear()
+        self.capacity.clear()
         self.journal: list[dict[str, Any]] = []
         self.jobs: dict[Any, JobT] = {}
+        self.late: list[JobT] = []  # that run although their end was told
         self._numbers = itertools.count(1)
 
     def set(self, values: dict[str, Any]) -> None:
@@ -49,7 +53,7 @@ class World(Generic[SettingsT, FaultT, JobT]):
 
     def reset(self) -> None:
         """Kill all jobs and forget all state."""
-        jobs = self.all_jobs()
+        jobs = [*self.all_jobs(), *self.late]
         for job in jobs:
             job.order("abandon")
         end = time.monotonic() + END_S
