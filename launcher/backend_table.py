@@ -49,6 +49,7 @@ class BackendTraits:
 
     `aliases`: wrong spellings of the backend's name, and names of the vendor. `runs_here`: the nodes are processes of
     this machine. `keeps_on_nodes`: checkpoints lie on the nodes' own disks, without a `checkpoint.uri`.
+    `queues`: the platform takes a job without machines for it, and the job waits there.
     `sizes_disks`: the request has a field for `resources.disk_gb`. `derives_spot_prices`: no spot price in the price
     table comes from a vendor's list. `own_machines`: YAML with machines of the user, for the command `hosts`.
     `data_place`: where local data of `inputs` is copied to, in words; empty if the backend copies none. `data_copy`:
@@ -67,6 +68,7 @@ class BackendTraits:
     aliases: tuple[str, ...] = ()
     runs_here: bool = False
     keeps_on_nodes: bool = False
+    queues: bool = False
     sizes_disks: bool = False
     derives_spot_prices: bool = False
     own_machines: str = ""

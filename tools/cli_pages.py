@@ -29,7 +29,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RENEW = "python tools/cli_pages.py"
 WIDTH = 100  # columns of the help; a terminal's may be others
 
-FLEX = "vertex.scheduling=flex_start"
 # Keys that not every backend supports, and a value that asks for it; the rest of a config that each would take.
 ASKED = {
     "resources.min_instances": "resources.min_instances=1",
@@ -39,7 +38,11 @@ ASKED = {
     "retry": "retry.max_attempts=3",
 }
 FLEX = "vertex.scheduling=flex_start"
-WITH = {("limits.max_wait", "sagemaker"): "resources.spot=true", ("limits.max_wait", "vertex"): FLEX}  # there alone
+WITH = {  # there alone
+    ("limits.max_wait", "slurm"): ("budget.limit=9 USD", "slurm.price_per_hour=1 USD"),
+    ("limits.max_wait", "sagemaker"): ("resources.spot=true",),
+    ("limits.max_wait", "vertex"): (FLEX,),
+}
 TYPES = {"sagemaker": "ml.m5.xlarge", "azureml": "Standard_D4s_v5", "vertex": "n1-standard-4"}
 NEEDED = {
     "local": (),
@@ -171,7 +174,7 @@ def _availability() -> str:
     """Return which backend carries out what not all do: asked of the request that each makes of it."""
     rows = []
     for key, setting in ASKED.items():
-        more = {name: (setting, *([WITH[key, name]] if (key, name) in WITH else [])) for name in backends.BUILT_IN}
+        more = {name: (setting, *WITH.get((key, name), ())) for name in backends.BUILT_IN}
         marks = ["yes" if key in _carried(name, *more[name]) else "-" for name in backends.BUILT_IN]
         rows.append(f"| `{key}` | {' | '.join(marks)} |")
     return "\n".join(
@@ -179,7 +182,9 @@ def _availability() -> str:
             "## Keys that not every backend supports\n",
             "A plan names the keys that the backend ignores. Without a yes, retries happen only while a cloudtrain",
             "command follows the job (`submit`, `logs -f`, `wait`, `watch`); with a yes, the platform retries.",
-            "`limits.max_wait` is for spot on SageMaker, and for flex start on Vertex AI.\n",
+            "`limits.max_wait`: the platform ends the wait on Slurm for a job with a budget, on SageMaker for spot",
+            "machines and for accelerators, and on Vertex AI for a flex start; else such a command, or `advance`,",
+            "stops the job.\n",
             f"| key | {' | '.join(backends.BUILT_IN)} |",
             f"| --- | {' | '.join('---' for _ in backends.BUILT_IN)} |",
             *rows,

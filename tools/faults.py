@@ -83,8 +83,8 @@ FAULTS = [
     Fault(
         "rule of retries",
         "launcher/jobs/retry.py",
-        "begun < job.asked.max_attempts and",
-        "begun <= job.asked.max_attempts and",
+        "attempt.number < last_number(job, attempts) and",
+        "attempt.number <= last_number(job, attempts) and",
         "launcher/test_retry.py::test_retry_is_due_by_a_configured_fault",
     ),
     Fault(

@@ -9,6 +9,7 @@ TRAITS = BackendTraits(
     foreign_keys={"role": "role_arn iam_role iam_role_name execution_role RoleArn"},
     siblings={"region": "location", "bucket": "staging_bucket"},
     aliases=("aws", "amazon"),
+    queues=True,
     sizes_disks=True,
     data_place="the bucket",
     data_copy="aws s3 cp --recursive {path} s3://BUCKET/{name}/",

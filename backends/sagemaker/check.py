@@ -41,6 +41,7 @@ _KEYS = {
     "ResourceConfig.TrainingPlanArn": "sagemaker.training_plan",
     "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",
     "StoppingCondition.MaxRuntimeInSeconds": "limits.max_duration",
+    "StoppingCondition.MaxPendingTimeInSeconds": "limits.max_wait",
     "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
     "RetryStrategy": "retry.max_attempts",
     "VpcConfig.Subnets": "sagemaker.subnets",

@@ -28,6 +28,7 @@ DISK_GB = 100  # if the config sets none
 # sheet of a public tool for SageMaker, read in 2026-10. AWS's month has 30 days.
 DISK_USD_PER_GB_MONTH, MONTH_H = 0.154, 720
 # Types with NVMe disks of their own. Source: botocore's text on VolumeKmsKeyId, and EC2's list of instance stores.
+ACCELERATED = re.compile(r"ml\.(gr?\d|p\d|trn|inf)")
 LOCAL_DISK = re.compile(r"ml\.(g4dn|g5|g6e?|gr6|g7e|p3dn|p4de?|p5(e|en)?|p6[a-z0-9-]*|trn\w+|[a-z]+\d[a-z]*d[a-z]*)\.")
 
 _CPU_FAMILY = re.compile(r"ml\.[cmrt]\d")

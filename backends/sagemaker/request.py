@@ -24,7 +24,7 @@ from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import GOES_ALONG, unsupported, with_places
 from . import request_images
-from .machine import DISK_GB, S3Location, block_of, choose, place_of, unknown_region
+from .machine import ACCELERATED, DISK_GB, S3Location, block_of, choose, place_of, unknown_region
 from .records import SageMakerSending
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from cloudtrain.launcher.plan import Plan, Runtime
 
 MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run, and of a spot job's run with its wait
+PENDING_S = range(1800, MAX_DAYS_S + 1)  # MaxPendingTimeInSeconds, by botocore 1.44
 WAIT_S = 86_400  # for spot machines, if the config sets none
 CODE, JOB = "code", "job"  # our channels: no input may have these names
 BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in the channels
@@ -117,6 +118,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "disk_gb": config.resources.disk_gb or DISK_GB,
         "metrics": _metrics(config),
         "max_wait_s": min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S) if is_spot else None,
+        "max_pending_s": _max_pending_s(config, machine.instance_type),
         "retries": config.retry.max_attempts - 1 or None,
         "tags": [*config.tags.items(), ("cloudtrain:job", job_id), ("cloudtrain:attempt", str(attempt)), *project],
     }
@@ -140,9 +142,26 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
     runtime = _runtime(config, image, body)
-    carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if is_spot else [])}
+    carries_wait = is_spot or job["max_pending_s"] is not None
+    carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if carries_wait else [])}
     notes = (*changes, *_notes(config))
     return Request(name, body, text, files, sending.dump(), notes, frozenset(carried), runtime=runtime)
+
+
+def _max_pending_s(config: JobConfig, instance_type: str) -> int | None:
+    """Return the seconds for which on-demand machines may be awaited; None if SageMaker gives the wait no limit.
+
+    With `queue.wait` the config's wait, which begins in line, may be shorter than SageMaker's shortest.
+    """
+    wait_s = config.limits.max_wait
+    if wait_s is None or config.resources.spot or not ACCELERATED.match(instance_type):
+        return None
+    wait_s = max(wait_s, PENDING_S[0]) if config.queue.wait else wait_s
+    if wait_s not in PENDING_S:
+        hint = f"write {format_duration(PENDING_S[0])} to {format_duration(PENDING_S[-1])}, or leave `max_wait` out"
+        message = f"SageMaker cannot wait {format_duration(wait_s)} for machines"
+        raise ConfigError(message, key="limits.max_wait", hint=hint)
+    return wait_s
 
 
 def _runtime(config: JobConfig, planned: str, body: Mapping[str, Any]) -> Runtime | None:

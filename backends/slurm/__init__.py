@@ -16,6 +16,7 @@ TRAITS = BackendTraits(
         "raw": "srun_args sbatch_args extra_args additional_parameters",
     },
     aliases=("sbatch", "slurmctld"),
+    queues=True,
     own_machines="slurm: {login: me@cluster}",
     exclusive=(("price_per_hour", "price_per_gpu_hour"),),
     data_place="the work folder on the shared disk",

@@ -58,7 +58,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     runtime = images.of(block.python, "as each node has it", "slurm.python")
     if block.container != "none" and config.image:
         runtime = images.of(config.image, f"run by {block.container} on each node")
-    return Request(name, body, text, files, carried=frozenset({"resources.min_instances"}), runtime=runtime)
+    carried = {"resources.min_instances", *(["limits.max_wait"] if _has_deadline(plan, config) else [])}
+    return Request(name, body, text, files, carried=frozenset(carried), runtime=runtime)
 
 
 def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
@@ -70,6 +71,8 @@ def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
     yield from (f"--nodes={plan.instances}", "--ntasks-per-node=1", f"--time={math.ceil(plan.cap_s / 60)}")
     # A requeue begins Slurm's time limit anew, which no budget covers.
     yield "--requeue" if plan.budget_micro is None else "--no-requeue"
+    if _has_deadline(plan, config):  # Slurm removes a job that can no longer end by then
+        yield f"--deadline=now+{math.ceil(plan.cap_s / 60) * 60 + (config.limits.max_wait or 0)}"
     yield from ("--export=ALL", "--open-mode=append", "--output=batch.log")
     for option in ("partition", "account", "qos", "constraint", "reservation", "licenses", "nodelist", "exclude"):
         if (value := getattr(block, option)) is not None:
@@ -82,6 +85,11 @@ def _options(plan: Plan, config: JobConfig, block: Slurm) -> Iterator[str]:
         yield f"--mem={block.mem}"
     if config.queue.priority == "low":  # a user may only lower the priority of a job
         yield f"--nice={LOW_NICE}"
+
+
+def _has_deadline(plan: Plan, config: JobConfig) -> bool:
+    """Return whether Slurm ends the wait. A job that Slurm may requeue has no deadline: its later runs come later."""
+    return config.limits.max_wait is not None and plan.budget_micro is not None
 
 
 def _gres(accelerators: str | None) -> str | None:

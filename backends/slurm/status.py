@@ -122,6 +122,8 @@ def state_of(job: SlurmJob, *, is_asked: bool, is_resumable: bool, limit_reason:
     """Return the state of a job without a verdict of the job's nodes. `is_asked`: a stop was asked for."""
     name = job.state.split()[0].rstrip("+")
     kind = _STATES.get(name, "failed")
+    if job.started_s == job.ended_s and not job.nodes:  # Slurm gives the end of a job in its queue as its start
+        job = replace(job, started_s=None)
     facts: dict[str, Any] = {"started_s": job.started_s, "restarts": job.restarts, "billed_s": job.seconds}
     if kind == "pending":
         return State("pending", detail=wait_in_words(job), restarts=job.restarts, billed_s=job.seconds)

@@ -10,6 +10,7 @@ TRAITS = BackendTraits(
     foreign_keys={"project": "project_id gcp_project"},
     siblings={"location": "region zone", "staging_bucket": "bucket"},
     exclusive=(("network", "network_attachment"),),
+    queues=True,
     sizes_disks=True,
     derives_spot_prices=True,
     data_place="the staging bucket",

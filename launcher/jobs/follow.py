@@ -19,10 +19,9 @@ from ..notices.notifier import Notifier
 from ..store.registry import Registry
 from ..text.tables import labelled
 from ..text.terminal import aside, say, say_each
-from . import retry, watch
+from . import retry, stopping, watch
 from .overview import as_lines
 from .poller import Pacing, Poller, Seen
-from .refresh import refresh
 from .view import lacking_budgets, read_view
 
 SAY_S = 3.0  # before a wait is explained
@@ -177,7 +176,7 @@ def wait(
 
 
 def _refreshed(registry: Registry, notifier: Notifier, job: Job) -> Seen:
-    job = refresh(registry, job)
+    job = stopping.followed(registry, job)
     notifier.look(job)
     return Seen(job)
 
@@ -215,7 +214,7 @@ def _read_on(
         nonlocal job, state_due, shown_detail
         if time.monotonic() < state_due:
             return job.attempt
-        job = refresh(registry, job)
+        job = stopping.followed(registry, job)
         state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
         if job.active and job.attempt.state.detail != shown_detail:
             shown_detail = job.attempt.state.detail

@@ -7,6 +7,7 @@ of the submit. After a refusal for want of capacity, later jobs for the same mac
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 from ..errors import CloudtrainError
@@ -14,8 +15,7 @@ from ..job import Job, no_machines
 from ..money import shared_ledger_sync
 from ..planning.job_spec import PRIORITIES
 from ..store.registry import Registry
-from ..text.units import parse_duration
-from . import listing, retry, submit
+from . import listing, retry, stopping, submit
 
 RECENT = 100  # jobs that are looked at for an end, and for lost agents
 TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once
@@ -29,7 +29,12 @@ def advance_queue(registry: Registry) -> list[str]:
     machines, at most every TRY_S seconds.
     """
     told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
-    queued = [job for job in registry.jobs(active=True) if job.attempt.phase == "queued"]
+    active = registry.jobs(active=True)
+    for job in active:
+        if job.attempt.phase == "sent" and stopping.wait_is_over(job, job.attempt.created_s):
+            with suppress(CloudtrainError):
+                stopping.followed(registry, job)
+    queued = [job for job in active if job.attempt.phase == "queued"]
     waiting = sorted(queued, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
     refused: dict[tuple[Any, ...], str] = {}
     recent = registry.jobs(limit=RECENT) if waiting else ()
@@ -37,7 +42,7 @@ def advance_queue(registry: Registry) -> list[str]:
     for place, job in enumerate(waiting, 1):
         now_s, asked = time.time(), job.asked.resources
         kind = job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))  # share a quota
-        if _is_over(job, now_s, job.attempt.created_s):
+        if stopping.wait_is_over(job, job.attempt.created_s):
             message = "no machines within limits.max_wait"
             listing.end_unsent(registry, job.attempt, no_machines(message, ended_s=now_s))
             shared_ledger_sync.push(registry.database)
@@ -67,7 +72,7 @@ def _was_lost(job: Job) -> bool:
     """Return whether the job's agents were lost in line: the job has never started, and its wait is not over."""
     state, now_s = job.attempt.state, time.time()
     is_lost = state.state == "failed" and state.reason == "node_failure" and state.started_s is None
-    is_over = _is_over(job, now_s, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
+    is_over = stopping.wait_is_over(job, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
     return job.asked.waits and is_lost and job.attempt.phase == "sent" and not is_over
 
 
@@ -77,13 +82,6 @@ def _send_again(registry: Registry, job: Job) -> list[str]:
     except CloudtrainError as error:
         return [f"{job.id} is not sent again: {error.message}"]
     return [f"sent again after its agents were lost in line: {sent.id}, attempt {sent.attempt.number}"]
-
-
-def _is_over(job: Job, now_s: float, since_s: float) -> bool:
-    most = job.asked.max_wait
-    if most is None:
-        return False
-    return now_s - since_s > (most if isinstance(most, int | float) else parse_duration(most))
 
 
 def _show(registry: Registry, job: Job, status: dict[str, Any]) -> None:

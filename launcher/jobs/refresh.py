@@ -16,7 +16,7 @@ from cloudtrain.entrypoints import events
 
 from .. import backend as backends
 from ..errors import ConfigError, UnreachableError
-from ..job import ACTIVE, Attempt, Job, State
+from ..job import ACTIVE, Attempt, Job, State, no_machines
 from ..logs.late_lines import EndDetector
 from ..metering import meter
 from ..plan import Plan
@@ -131,12 +131,23 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
             if state.state not in ACTIVE:
                 return None
             facts = _LogFacts(stored.progress, [])
+        state = _end_of_wait(stored, state)
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
         series.append(registry.database, job.id, facts.points)
         sweeps.take(registry.database, job.id, facts.reports)
         listing.keep(registry, job.id)
     return replace(known, state=state, progress=facts.progress, unreachable_since_s=None)
+
+
+def _end_of_wait(attempt: Attempt, state: State) -> State:
+    """Return the state; the end by our own stop, for a wait that was over, is a lack of machines and no user's stop."""
+    if not attempt.submitter.get("gave_up_s") or (state.state, state.reason) != ("stopped", "user"):
+        return state
+    detail = "no machines within limits.max_wait"
+    if state.started_s is not None:
+        return replace(state, reason="time_limit", detail=f"{detail}; they came while the job was being stopped")
+    return replace(state, state="failed", reason="no_machines", error=no_machines(detail).error)
 
 
 def _follow_events(attempt: Attempt, backend: backends.Backend, state: State) -> _LogFacts:

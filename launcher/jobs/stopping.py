@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .. import backend as backends
+from ..backend_table import traits
 from ..errors import CloudtrainError, UnreachableError, UsageError
 from ..job import Job, State
 from ..money import shared_ledger_sync
 from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
-from ..text.units import moment
+from ..text.terminal import say
+from ..text.units import moment, parse_duration
 from . import listing
 from .refresh import refresh, settle
 
@@ -104,6 +106,8 @@ def ask(
     asked = StopResult(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
+    if "gave_up_s" in job.attempt.submitter:
+        registry.mark(job.attempt, gave_up_s=None)  # the end is the user's
     try:
         backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
     except UnreachableError as error:
@@ -112,6 +116,32 @@ def ask(
             error.hint = "; ".join(filter(None, [error.hint, never]))
         raise
     return asked
+
+
+def followed(registry: Registry, job: Job) -> Job:
+    """Return the job as the backend describes it now, for a process that follows the job: the process ends its wait.
+
+    A platform may have no limit of its own for a wait. The stop only asks: the job has got no machines once the
+    platform reports the end, and the late start of a job counts as a run.
+    """
+    job = refresh(registry, job)
+    attempt, state = job.attempt, job.attempt.state
+    waits = state.state == "pending" and state.started_s is None and not state.restarts and traits(job.backend).queues
+    if waits and attempt.ref is not None and wait_is_over(job, attempt.created_s):
+        if not attempt.submitter.get("gave_up_s"):
+            registry.mark(attempt, gave_up_s=time.time())
+            say(f"{job.id}: no machines within limits.max_wait, so the job is stopped")
+        with suppress(CloudtrainError):  # the next poll asks again
+            backends.load(job.backend).stop(attempt.ref, now=False)
+    return job
+
+
+def wait_is_over(job: Job, since_s: float) -> bool:
+    """Return whether the job has waited for machines longer than `limits.max_wait`."""
+    most = job.asked.max_wait
+    if most is None:
+        return False
+    return time.time() - since_s > (most if isinstance(most, int | float) else parse_duration(most))
 
 
 def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) -> StopResult:

@@ -20,9 +20,8 @@ from ..logs import stream
 from ..notices import outbox
 from ..notices.notifier import RECENT_S, Notifier
 from ..store.registry import Registry
-from . import retry
+from . import retry, stopping
 from .poller import Begin, Lanes, Pacing, Poller, Seen, as_fault, refreshing
-from .refresh import refresh
 from .view import read_view
 
 RETRY_S = 3600.0  # no retry for a job that ended longer ago
@@ -83,7 +82,7 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
             now = registry.find(job.id)
             if not is_mine:
                 return Seen(now, read_view(registry, now), is_mine=False)
-            now = refresh(registry, now)
+            now = stopping.followed(registry, now)
             notices, again, fault = tuple(notifier.look(now)), None, None
             if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
                 try:

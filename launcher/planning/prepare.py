@@ -321,18 +321,21 @@ def _old_price(backend: backends.Backend, config: JobConfig, plan: Plan, config_
 
 def _warnings(config: JobConfig, request: backends.Request, plan: Plan) -> Iterator[str]:
     """Yield the config keys that the backend ignores, and further facts to know before a submit."""
-    runs_here = traits(config.backend).runs_here
+    facts = traits(config.backend)
+    runs_here, max_wait = facts.runs_here, config.limits.max_wait
     asked = {
         MIN_INSTANCES: config.resources.min_instances not in (None, config.resources.instances),
-        "limits.max_wait": config.limits.max_wait is not None and not config.queue.wait,
+        "limits.max_wait": max_wait is not None and not config.queue.wait and not facts.queues,
         "resources.spot": config.resources.spot,
         "image": config.image is not None and runs_here,
         "resources.disk_gb": config.resources.disk_gb is not None and not runs_here,
     }
+    only, install = "only while a cloudtrain command follows the job", "cloudtrain watch --install"
     if config.retry.max_attempts > 1 and "retry" not in request.carried:
-        always = "to have them always: cloudtrain watch --install"
         which = "retries without a waiting spare host" if "spares" in request.carried else "retries"
-        yield f"{which} happen only while a cloudtrain command follows the job; {always}"
+        yield f"{which} happen {only}; to have them always: {install}"
+    if max_wait is not None and facts.queues and "limits.max_wait" not in request.carried:
+        yield f"limits.max_wait ends the wait {only} ({config.backend} has no such limit); to have it always: {install}"
     if config.requirements:
         stays = "torch stays as it is there"
         yield f"{config.requirements}: installed on each node before the ranks start; {stays}"

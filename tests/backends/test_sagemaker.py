@@ -374,6 +374,34 @@ def test_budget_becomes_the_time_limit(render: Render) -> None:
     assert warm["StoppingCondition"]["MaxRuntimeInSeconds"] == runtime - 600
 
 
+@pytest.mark.parametrize(
+    ("settings", "pending_s"),
+    [
+        (["limits.max_wait=30m"], 1800),
+        (["limits.max_wait=28d"], 2_419_200),
+        ([], None),
+        (["limits.max_wait=1m", "queue.wait=true"], 1800),  # the wait in line counts too, and is ended here
+        (["limits.max_wait=2h", "resources.spot=true"], None),  # spot machines have MaxWaitTimeInSeconds
+        (["limits.max_wait=2h", "resources={instance_type: ml.m5.xlarge}"], None),  # only with accelerators
+    ],
+)
+def test_wait_for_machines_has_the_platforms_limit(settings: list[str], pending_s: int | None, render: Render) -> None:
+    """`limits.max_wait` is in the request where SageMaker has such a limit, and only then counts as carried."""
+    request = render(PLAIN, *settings)
+    assert request.body["StoppingCondition"].get("MaxPendingTimeInSeconds") == pending_s
+    assert ("limits.max_wait" in request.carried) is (pending_s is not None or "resources.spot=true" in settings)
+    assert SageMakerBackend().check(request) == []
+
+
+@pytest.mark.parametrize("wait", ["29m", "29d"])
+def test_wait_that_sagemaker_does_not_take_is_refused(wait: str, render: Render) -> None:
+    """The error names the key and the valid times."""
+    with pytest.raises(ConfigError) as caught:
+        render(PLAIN, f"limits.max_wait={wait}")
+    (fault,) = caught.value.faults
+    assert (fault.key, "30m to 28d" in fault.hint) == ("limits.max_wait", True), fault
+
+
 def test_unknown_price_is_never_zero(render: Render, cli: Any, tmp_path: Path) -> None:
     """Without a price no worst case is known; the plan names the type, and a budget is refused."""
     render(PLAIN, "sagemaker.region=eu-north-1")

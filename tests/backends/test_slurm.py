@@ -90,6 +90,23 @@ def test_bad_value_is_refused_with_its_key(change: str, key: str, render: Callab
     assert [fault.key for fault in faults] == [key]
 
 
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        (("limits.max_wait=2h", "budget.limit=90 USD", "slurm.price_per_hour=1 USD"), "--deadline=now+43200"),
+        (("limits.max_wait=2h",), None),  # Slurm may requeue the job, whose later runs come after any deadline
+        (("budget.limit=90 USD", "slurm.price_per_hour=1 USD"), None),
+    ],
+)
+def test_wait_of_a_job_without_requeues_has_a_deadline(
+    settings: tuple[str, ...], option: str | None, render: Callable[..., Request]
+) -> None:
+    """Slurm removes the job that can no longer end by the end of the wait and the run."""
+    request = render(PLAIN, "limits.max_duration=10h", *settings)
+    assert next((each for each in request.body["sbatch"] if each.startswith("--deadline")), None) == option
+    assert ("limits.max_wait" in request.carried) is (option is not None)
+
+
 def test_job_without_cores_or_on_a_local_disk_is_warned_of(render: Callable[..., Request]) -> None:
     """The two causes of slow or failed first jobs are told before the send."""
     made = render(PLAIN.replace("{cpus_per_node: 4}", "{workdir: /tmp}"))

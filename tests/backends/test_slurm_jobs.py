@@ -131,6 +131,25 @@ def test_waiting_job_is_explained_and_cancelled(cli: Any, site: Slurm, send: Any
     assert '"secrets": {}' in order
 
 
+@pytest.mark.parametrize("limits", ["", "budget: {limit: 1 USD}"], ids=["follower", "deadline"])
+def test_wait_for_nodes_ends_at_max_wait(limits: str, cli: Any, site: Slurm, write: Any) -> None:
+    """The job without a node ends as a lack of machines: by the process that follows, or by Slurm's own deadline."""
+    site.drain(site.nodes[0])
+    folder = write("nodelist: node0, price_per_hour: 1 USD", 1)
+    config = folder / "cloudtrain.yaml"
+    config.write_text(config.read_text().replace("max_duration: 10m", "max_duration: 10m, max_wait: 1s") + limits)
+    done = cli.ok("submit", "-d", "-y", "--json", cwd=folder)
+    assert ("limits.max_wait ends the wait only while" in done.stderr) is not bool(limits)
+    job = done.json["job"]
+    if limits:
+        number = cli("status", job, "--json").json["platform_number"]
+        site.wait(number, "DEADLINE", timeout_s=90)
+    assert cli("wait", job).code == 5
+    found = cli("status", job, "--json").json
+    assert (found["state"], found["reason"], found["started_s"]) == ("failed", "no_machines", None)
+    assert (found["error"]["message"], found["spend_usd"]) == ("no machines within limits.max_wait", 0)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("is_by_root", [False, True])
 def test_job_cancelled_by_slurms_own_command_has_saved(is_by_root: bool, cli: Any, site: Slurm, send: Any) -> None:
