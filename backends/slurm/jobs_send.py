@@ -19,7 +19,7 @@ from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.contract import AgentSpec, JobSpec
 from cloudtrain.launcher.backend import DamagedRecordError, FoundAttempt, JobRef, Request, Shipment
 from cloudtrain.launcher.config.schema import JobConfig
-from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.errors import CapacityError, ConfigError, UnreachableError
 from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.store.home import identity, known_identity
 from cloudtrain.launcher.text.terminal import say
@@ -39,7 +39,10 @@ TELL_S = 60.0  # of expected wait, from which on a message names the start
 
 def ready(fleet: Fleet, request: Request, shipment: Shipment) -> None:
     """Ask Slurm whether the job can run, without a job. Raises ConfigError, UnreachableError, CredentialError."""
-    start = submission.would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
+    try:
+        start = submission.would_start(Login.at(fleet, host_of(request.body["settings"])), request.body)
+    except CapacityError:  # the send, which may wait in line, says so
+        return
     if start is None:
         say("Slurm has no such nodes up at the moment; the job waits for the nodes")
     elif start.at_s is not None and start.at_s > time.time() + TELL_S:
@@ -48,7 +51,7 @@ def ready(fleet: Fleet, request: Request, shipment: Shipment) -> None:
 
 
 def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
-    """Send code and order, and submit the job. Raises ConfigError if Slurm refuses the job, UnreachableError."""
+    """Send code and order, and submit the job. Raises ConfigError or CapacityError if Slurm refuses the job."""
     body = request.body
     login = Login.at(fleet, host_of(body["settings"]))
     shipment.sending.prepares()
@@ -79,7 +82,7 @@ def send(fleet: Fleet, request: Request, shipment: Shipment) -> JobRef:
         raise ConfigError(f"{ref.folder} was given up, or belongs to a different submit", hint="submit again")
     try:
         number = submission.submit(login.run, ref.folder, request.name, body["sbatch"])
-    except ConfigError:  # Slurm has no job
+    except (ConfigError, CapacityError):  # Slurm has no job
         login.call("slurm.discard", {"folder": ref.folder})
         shipment.sending.prepares()
         raise

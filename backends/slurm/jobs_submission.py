@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints.contract import JobSpec
-from cloudtrain.launcher.errors import CloudtrainError, ConfigError, Fault, UnreachableError
+from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, Fault, UnreachableError
 from cloudtrain.launcher.text.units import format_duration
 
 from .channel import Login, Run
@@ -22,6 +22,7 @@ from .channel import Login, Run
 UNCERTAIN = re.compile(
     r"timed out|unable to contact|zero bytes|connect(ion)? (failure|refused|reset)|unexpected message", re.IGNORECASE
 )
+_FULL = re.compile(r"(Max|Grp)SubmitJob")  # the user, or all users of the account or QOS, have too many jobs
 _PREFIX = re.compile(r"^(?:s[a-z]+: )?(?:error: )?(?:Batch job submission failed: |allocation failure: )?")
 _DOCTOR = "`cloudtrain doctor slurm` shows yours"
 _CURES = (
@@ -53,8 +54,8 @@ _STARTS = re.compile(r"to start at (\d+) using \d+ \S+ on nodes (\S+)")
 def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience: float | None = None) -> int:
     """Make the attempt's only job, released, and return the number. The folder has `job.sh` and an open door.
 
-    Raises ConfigError if Slurm refuses the request, UnreachableError if Slurm does not answer, and CloudtrainError if
-    no job was found after a lost answer: the door is closed then.
+    Raises ConfigError or CapacityError if Slurm refuses the request, UnreachableError if Slurm does not answer, and
+    CloudtrainError if no job was found after a lost answer: the door is closed then.
     """
     sent = run(["sbatch", "--hold", "--parsable", f"--chdir={folder}", *options, f"{folder}/job.sh"])
     # A site's plug-in may print lines before the number.
@@ -72,12 +73,15 @@ def submit(run: Run, folder: str, name: str, options: Sequence[str], *, patience
     return number
 
 
-def fault(words: str) -> ConfigError | UnreachableError:
+def fault(words: str) -> ConfigError | CapacityError | UnreachableError:
     """Return the error for the words of a command of Slurm that has failed, with the key that mends the fault."""
     lines = [_PREFIX.sub("", line).strip() for line in words.splitlines() if not line.startswith("Try ")]
     said = "; ".join(line for line in lines if line) or "without a reason"
     if UNCERTAIN.search(words):
         return UnreachableError(f"Slurm does not answer: {said}", hint="try again later")
+    if _FULL.search(words):
+        hint = "end a job of yours, wait for its end, or name a different QOS or account: slurm.qos, slurm.account"
+        return CapacityError(f"Slurm refuses the job: {said}", hint=hint)
     key, hint = next((cure for pattern, *cure in _CURES if re.search(pattern, said, re.IGNORECASE)), _OTHER)
     return ConfigError([Fault(f"Slurm refuses the job: {said}", key=key, hint=hint)])
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 from conftest import ROOT
 
 from cloudtrain.backends.slurm.jobs import SILENT_S
+from cloudtrain.launcher.jobs import queue
+from cloudtrain.launcher.store.registry import Registry
 from doubles.slurm.handle import Slurm
 from doubles.sshhosts import lightpython
 from doubles.waiting import until
@@ -165,6 +168,27 @@ def test_job_cancelled_by_slurms_own_command_has_saved(is_by_root: bool, cli: An
     status = cli("status", job, "--json").json
     assert (status["state"], status["reason"], status["resumable"]) == ("stopped", "user", True)
     assert status["detail"] == ("cancelled by the user root of the cluster" if is_by_root else None)
+
+
+def test_job_beyond_the_users_number_of_jobs_finds_no_capacity(
+    cli: Any, site: Slurm, write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site's limit is a quota that another job's end frees: exit code 5, and with --queue a place in line."""
+    monkeypatch.setattr(queue, "TRY_S", 0.0)
+    site.admin("sacctmgr", "-i", "modify", "user", "alice", "set", "MaxSubmitJobs=0")
+    try:
+        done = cli("submit", "-d", "-y", "--name", "one", cwd=write())
+        assert cli("list", "--json").json["jobs"] == []
+        waiting = cli.ok("submit", "-d", "-y", "--queue", "--name", "two", "--json", cwd=write()).json["job"]
+        status = cli("status", waiting, "--json").json
+    finally:
+        site.admin("sacctmgr", "-i", "modify", "user", "alice", "set", "MaxSubmitJobs=-1")
+    assert (done.code, "AssocMaxSubmitJobLimit" in done.stderr) == (5, True), done.stderr
+    assert "hint: wait in line: --queue; end a job of yours" in done.stderr
+    assert (status["phase"], "AssocMaxSubmitJobLimit" in status["detail"]) == ("queued", True)
+    with closing(Registry(cli.home)) as registry:
+        assert queue.advance_queue(registry) == [f"sent: {waiting}"]
+    site.wait(cli("status", waiting, "--json").json["platform_number"], "RUNNING")
 
 
 @pytest.mark.soak
