@@ -52,6 +52,11 @@ CAUSES = (
         "set training.num_workers: 0, or give the container more",
     ),
     Cause(
+        r"Unable to provision requested ML compute capacity|\bAllocationFailed\b|machines within limits\.max_wait",
+        "no such machines are free there",
+        "take fewer or other machines, another region or a longer limits.max_wait, or try again later",
+    ),
+    Cause(
         r"No space left on device|Disk quota exceeded|Errno 28|the disk of \S+ is full",
         "a disk is full",
         "free space there, or lower checkpoint.keep",

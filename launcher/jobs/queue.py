@@ -69,9 +69,9 @@ def advance_queue(registry: Registry) -> list[str]:
 
 
 def _was_lost(job: Job) -> bool:
-    """Return whether the job's agents were lost in line: the job has never started, and its wait is not over."""
+    """Return whether the job has lost its place in line, or got no machines: its wait is not over."""
     state, now_s = job.attempt.state, time.time()
-    is_lost = state.state == "failed" and state.reason == "node_failure" and state.started_s is None
+    is_lost = state.state == "failed" and state.reason in ("node_failure", "no_machines") and state.started_s is None
     is_over = stopping.wait_is_over(job, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
     return job.asked.waits and is_lost and job.attempt.phase == "sent" and not is_over
 
@@ -81,7 +81,8 @@ def _send_again(registry: Registry, job: Job) -> list[str]:
         sent = submit.resend(registry, job, retry.prepare_next(registry, job))
     except CloudtrainError as error:
         return [f"{job.id} is not sent again: {error.message}"]
-    return [f"sent again after its agents were lost in line: {sent.id}, attempt {sent.attempt.number}"]
+    why = "it had got no machines" if job.attempt.state.reason == "no_machines" else "its agents were lost in line"
+    return [f"sent again after {why}: {sent.id}, attempt {sent.attempt.number}"]
 
 
 def _show(registry: Registry, job: Job, status: dict[str, Any]) -> None:

@@ -167,6 +167,8 @@ class JobView:
             return []
         if attempt.phase == "never_sent":
             return ["submit it again"]
+        if self.state.reason == "no_machines":
+            return [f"cloudtrain resume {job.id}"]  # no rank has run, so there are no lines to read
         rank = (self.state.error or {}).get("rank")
         of_rank = "" if rank is None else f"--rank {rank} "
         logs = [f"cloudtrain logs {of_rank}--tail 50 {job.id}"] if self.state.state == "failed" else []

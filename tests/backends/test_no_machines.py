@@ -60,6 +60,24 @@ def test_job_that_got_no_machines_is_no_fault(cli: Any, folder: Path, cloud: Any
     assert (found["state"], found["reason"], found["exit_code"]) == ("failed", "no_machines", 5)
     assert (found["attempt"], found["started_s"], found["spend_usd"]) == (1, None, 0)
     assert "failed (no_machines)" in cli("list").stdout
+    said = cli("status", "one").stdout
+    assert "take fewer or other machines" in said
+    cloud.clear_capacity()
+    assert "next        cloudtrain resume one" in said
+    assert cli.ok("resume", "-d", "-y", "one", "--json").json["attempt"] == 2
+
+
+def test_job_in_line_that_got_no_machines_is_sent_again(
+    cli: Any, folder: Path, cloud: Any, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--queue` an acceptance in vain ends no wait: `advance` sends the job again."""
+    cloud.capacity("failed", count=1)
+    cli.ok("submit", "-d", "-y", "--queue", "--name", "one", cwd=folder)
+    assert cli("wait", "one").code == 5
+    monkeypatch.setattr(queue, "TRY_S", 0.0)
+    with closing(Registry(home)) as registry:
+        assert queue.advance_queue(registry) == ["sent again after it had got no machines: one, attempt 2"]
+        assert queue.advance_queue(registry) == []
 
 
 @pytest.mark.parametrize("follows", [True, False])
