@@ -142,7 +142,8 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
     runtime = _runtime(config, image, body)
-    carries_wait = is_spot or job["max_pending_s"] is not None
+    # The wait of a job in line may be shorter than SageMaker's shortest.
+    carries_wait = is_spot or job["max_pending_s"] == config.limits.max_wait
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if carries_wait else [])}
     notes = (*changes, *_notes(config))
     return Request(name, body, text, files, sending.dump(), notes, frozenset(carried), runtime=runtime)

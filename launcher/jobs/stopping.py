@@ -129,7 +129,7 @@ def followed(registry: Registry, job: Job) -> Job:
     waits = state.state == "pending" and state.started_s is None and not state.restarts and traits(job.backend).queues
     if waits and attempt.ref is not None and wait_is_over(job, attempt.created_s):
         if not attempt.submitter.get("gave_up_s"):
-            registry.mark(attempt, gave_up_s=time.time())
+            job = replace(job, attempt=registry.mark(attempt, gave_up_s=time.time()))
             say(f"{job.id}: no machines within limits.max_wait, so the job is stopped")
         with suppress(CloudtrainError):  # the next poll asks again
             backends.load(job.backend).stop(attempt.ref, now=False)

@@ -152,12 +152,13 @@ class Registry:
         """Store that no process sends the attempt any more; the attempt may exist, and any command may settle it."""
         self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
 
-    def mark(self, attempt: Attempt, **marks: Any) -> None:
-        """Store the marks in the attempt's `submitter`."""
+    def mark(self, attempt: Attempt, **marks: Any) -> Attempt:
+        """Store the marks in the attempt's `submitter`, and return the attempt with the marks."""
         with self.database.transaction():
             rows = self.database.execute(f"{_ATTEMPTS} AND number = ?", (attempt.job_id, attempt.number))
-            for row in rows:
-                self._update(attempt, submitter=json.dumps({**object_of(row["submitter"]), **marks}))
+            submitter = {**(object_of(rows[0]["submitter"]) if rows else attempt.submitter), **marks}
+            self._update(attempt, submitter=json.dumps(submitter))
+        return replace(attempt, submitter=submitter)
 
     def mark_queued(self, attempt: Attempt, queue: dict[str, Any]) -> None:
         """Store that the attempt waits in line to be sent, with its worst case held; `queue` as in State."""

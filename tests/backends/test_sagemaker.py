@@ -389,7 +389,8 @@ def test_wait_for_machines_has_the_platforms_limit(settings: list[str], pending_
     """`limits.max_wait` is in the request where SageMaker has such a limit, and only then counts as carried."""
     request = render(PLAIN, *settings)
     assert request.body["StoppingCondition"].get("MaxPendingTimeInSeconds") == pending_s
-    assert ("limits.max_wait" in request.carried) is (pending_s is not None or "resources.spot=true" in settings)
+    is_carried = (pending_s is not None and "queue.wait=true" not in settings) or "resources.spot=true" in settings
+    assert ("limits.max_wait" in request.carried) is (is_carried or settings == [])
     assert SageMakerBackend().check(request) == []
 
 

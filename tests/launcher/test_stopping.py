@@ -1,6 +1,7 @@
 """Stop requests to a job, as the command line, the live view and the page send them."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,8 +9,9 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.commands.stop import command
 from cloudtrain.launcher.errors import NoSuchJobError, UnreachableError, UsageError
-from cloudtrain.launcher.job import State
+from cloudtrain.launcher.job import State, exit_code
 from cloudtrain.launcher.jobs import remove, stopping
+from cloudtrain.launcher.jobs.refresh import refresh
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import make_job, plan_of
 from doubles.signatures import MakeJob
@@ -86,6 +88,67 @@ def test_stop_reports_the_kind_of_its_request(
         "j ended at 1970-01-01 00:00:02 UTC with state succeeded; there is nothing to stop"
     )
     assert platform.stops == [now, now]  # a second request, in case killed agents left processes
+
+
+@pytest.mark.parametrize(
+    ("backend", "state", "wait", "is_over"),
+    [
+        ("slurm", State("pending"), 0.0, True),
+        ("slurm", State("pending"), 3600.0, False),
+        ("slurm", State("pending"), None, False),
+        ("slurm", State("pending", started_s=1.0), 0.0, False),  # the machines are being prepared
+        ("slurm", State("pending", restarts=1), 0.0, False),  # requeued
+        ("slurm", State("running"), 0.0, False),
+        ("ssh", State("pending"), 0.0, False),  # the hosts are the job's from the send on
+    ],
+)
+def test_follower_ends_a_wait_once(
+    backend: str,
+    state: State,
+    wait: float | None,
+    is_over: bool,
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only a job without its first machines is stopped; the next poll asks again, and says nothing more."""
+    platform = Platform(state, can_kill=False)
+    monkeypatch.setattr(backends, "load", lambda name: platform)
+    config = {"limits": {"max_wait": wait}}
+    job, _ = registry.add("j", lambda *name: make_job(*name, backend=backend, config=config), exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {"folder": "/x"})
+    job = stopping.followed(registry, registry.find("j"))
+    stopping.followed(registry, job)
+    assert platform.stops == [False, False] * is_over
+    assert capsys.readouterr().err.count("no machines within limits.max_wait") == is_over
+
+
+@pytest.mark.parametrize(
+    ("marks", "end", "told"),
+    [
+        ({"gave_up_s": 1.0}, State("stopped", "user"), ("failed", "no_machines", 5)),
+        ({"gave_up_s": 1.0}, State("stopped", "user", started_s=2.0), ("stopped", "time_limit", 1)),
+        ({"gave_up_s": 1.0}, State("failed", "error", started_s=2.0), ("failed", "error", 1)),
+        ({"gave_up_s": 1.0}, State("succeeded", started_s=2.0), ("succeeded", None, 0)),
+        ({"gave_up_s": None}, State("stopped", "user"), ("stopped", "user", 9)),
+        ({}, State("stopped", "user"), ("stopped", "user", 9)),
+    ],
+)
+def test_end_after_a_given_up_wait_has_its_reason(
+    marks: dict[str, Any],
+    end: State,
+    told: tuple[str, str | None, int],
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Our stop is no user's; machines that came all the same are no lack of machines, and their time is billed."""
+    monkeypatch.setattr(backends, "load", lambda name: Platform(replace(end, ended_s=9.0), can_kill=False))
+    job, _ = registry.add("j", make_job, exclusive=True, key=None)
+    registry.mark_sent(job.attempt, {"folder": "/x"})
+    registry.mark(job.attempt, **marks)
+    refresh(registry, registry.find("j"))
+    state = registry.find("j").attempt.state
+    assert ((state.state, state.reason, exit_code(state)), state.started_s) == (told, end.started_s)
 
 
 def test_stop_without_a_job_asks_about_the_newest(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
