@@ -28,7 +28,7 @@ from .view import JobView, in_line, outcome, progress_of, read_view, view_of
 
 # Versions of the stored lines: raise LINE_FORM when the words change, so that all lines are made again, and JSON_FORM
 # when only the JSON changes: a list of text then uses the stored lines. A row has both in its column `form`.
-LINE_FORM, JSON_FORM = 13, 4
+LINE_FORM, JSON_FORM = 13, 5
 BATCH = 500  # jobs whose lines are made in a transaction: other writers wait for some 0.1 s
 UNSENT_S = 86_400.0  # how long a list shows a job that was never sent
 
