@@ -75,6 +75,7 @@ class CloudAdapter(Adapter):
         return self.duty(*self.CONNECTIONS)()
 
     quotes = handed(backends.Priced.quotes, "prices")
+    supersede = handed(backends.Supersedes.supersede, "jobs")
     serving = handed(backends.Serves.serving, "serving", "files", is_pure=True)
 
     def logs(self, ref: JobRef, cursor: Cursor | None, ranks: Chosen = None, *, now: bool = False) -> LogPage:

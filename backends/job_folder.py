@@ -16,6 +16,7 @@ from cloudtrain.entrypoints import foreign
 from cloudtrain.entrypoints.contract import is_whole
 from cloudtrain.entrypoints.foreign import is_inside
 from cloudtrain.entrypoints.format import counted, one_line
+from cloudtrain.entrypoints.stores import claims
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, in_threads
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.planning import local_data
@@ -54,6 +55,14 @@ class JobFolder:
         """Return the folder's owner, or None if no owner has claimed the folder."""
         found = self._read(uri)
         return None if found is None else found.decode(errors="replace")
+
+    def supersede(self, uri: str, number: int, order_uri: str = "") -> int:
+        """Raise the claim and remove the order: attempts below `number` end at their start; return the last started."""
+        with self._object("write", uri) as (store, name):
+            started = claims.take(store, name, number).started
+        if order_uri:
+            self.retract(order_uri)
+        return started
 
     def put_order(self, uri: str, order: dict[str, Any]) -> None:
         """Write the container order."""
@@ -169,6 +178,11 @@ class JobFolder:
         folder, _, name = uri.rpartition("/")
         with self.answers(f"{doing} {uri}"):
             yield self.open_at(folder), name
+
+
+def claim_beside(owner_uri: str) -> str:
+    """Return the address of the claim of the job's newest attempt, in the folder with the owner's claim of the name."""
+    return f"{owner_uri.rpartition('/')[0]}/{claims.NAME}"
 
 
 def _copy(store: Store, name: str, path: Path, left_out: list[str]) -> Path | None:

@@ -273,7 +273,8 @@ class SyncedFolder(Message):
 @dataclass(frozen=True, kw_only=True)
 class ContainerOrder(
     Message,
-    optional="gathers lead_s log exit_codes fetched environments_in carried ended_uri kept_in fence token sent_s",
+    optional="gathers lead_s log exit_codes fetched environments_in carried ended_uri kept_in fence token sent_s "
+    "claim_uri",
 ):
     """The order of a cloud container: the job spec, whose keys lie beside the order's own, and the container's duties.
 
@@ -302,6 +303,7 @@ class ContainerOrder(
     fence: str | None = None  # the mark of one submission, known to the send alone
     token: str | None = field(default=None, repr=False)  # the shared secret of the agents, known to the send alone
     sent_s: float | None = None  # known to the send alone
+    claim_uri: str | None = None  # the claim of the job's newest attempt (stores/claims.py), known to the send alone
 
     @classmethod
     def load(cls, data: Any) -> ContainerOrder:

@@ -46,7 +46,7 @@ def used(
     """
     access = AzureAccess(handle.workspace, azure)
     with api.answers(f"look into {uri}", needs=needs):
-        place, datastore = _place(access, uri)
+        place, datastore = location(access, uri)
 
         def folder(credential: Any) -> JobFolder:
             return JobFolder(lambda _: _BlobJobStore(place, lambda: (_client(place, credential), "")), workers=WORKERS)
@@ -58,6 +58,18 @@ def used(
                 raise
             properties = object_in(api.arm(access, "POST", f"/datastores/{datastore}/listSecrets"))
             return use(folder(str(properties.get("sasToken") or properties.get("key") or "")))
+
+
+def location(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:
+    """Return the container and the prefix, and the datastore that the URI names."""
+    if found := _DATASTORE.fullmatch(uri):
+        url, container = datastore_of(access, found[1])
+        return BlobLocation(urlsplit(url).netloc, container, found[2].strip("/")), found[1]
+    if found := _HADOOP.fullmatch(uri):
+        return BlobLocation(f"{found[2]}.blob.{found[3]}", found[1], found[4].strip("/")), None
+    split = urlsplit(uri)
+    container, _, prefix = unquote(split.path).strip("/").partition("/")
+    return BlobLocation(split.netloc, container, prefix.strip("/")), None
 
 
 def datastore_of(access: AzureAccess, name: str) -> tuple[str, str]:
@@ -114,15 +126,3 @@ class _BlobJobStore(AzureStore):
 def _client(place: BlobLocation, credential: Any) -> Any:
     with importing(api.not_installed):
         return client(place, credential, ATTEMPTS)
-
-
-def _place(access: AzureAccess, uri: str) -> tuple[BlobLocation, str | None]:
-    """Return the container and the prefix, and the datastore that the URI names."""
-    if found := _DATASTORE.fullmatch(uri):
-        url, container = datastore_of(access, found[1])
-        return BlobLocation(urlsplit(url).netloc, container, found[2].strip("/")), found[1]
-    if found := _HADOOP.fullmatch(uri):
-        return BlobLocation(f"{found[2]}.blob.{found[3]}", found[1], found[4].strip("/")), None
-    split = urlsplit(uri)
-    container, _, prefix = unquote(split.path).strip("/").partition("/")
-    return BlobLocation(split.netloc, container, prefix.strip("/")), None

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloudtrain.entrypoints.stores import claims
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.prices import catalog
@@ -66,7 +67,8 @@ def send(azure: Azure, request: Request, shipment: Shipment) -> JobRef:
         refuse(as_faults(files.look(access, name, each) for name, each in others.items()))
         _send_data(azure, plan, request, shipment)
         require_empty(partial(files.used, azure, plan), request.name, plan.checkpoint_uri, plan.output_uri)
-        sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time()}
+        claim_uri = f"{files.location(access, _claimed(plan))[0].uri}/{claims.NAME}"
+        sent: dict[str, Any] = {"token": secrets.token_hex(16), "sent_s": time.time(), "claim_uri": claim_uri}
         if shipment.secrets:
             sent["vault"] = vault_url(access, request.name)
     try:
@@ -117,6 +119,18 @@ def find(azure: Azure, request: Request, home: Path) -> JobRef | None:
         if there is None or not _is_ours(there, owner):
             return None
         return _found(access, request, _services(there)).dump()
+
+
+def supersede(azure: Azure, request: Request, number: int) -> int:
+    """Refuse late starts of the request's attempt, by the claim in its checkpoint folder, which Azure mounts."""
+    plan = AzureMLSending.load(request.sending)
+    raise_claim = partial(JobFolder.supersede, uri=f"/{claims.NAME}", number=number)
+    return files.used(azure, plan, _claimed(plan), f"give up {request.name}", raise_claim, needs=files.WRITER)
+
+
+def _claimed(plan: AzureMLSending) -> str:
+    """Return the folder with the claim: a mount shows it to a job whose identity has no right on the store."""
+    return plan.checkpoint_uri or plan.output_uri
 
 
 def jobs(azure: Azure, config: JobConfig | None, home: Path) -> list[FoundAttempt]:

@@ -20,6 +20,7 @@ from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.terminal import say_each
 
 from ..cloud import as_faults, found_attempt, require_empty
+from ..job_folder import claim_beside
 from . import api, files, logs, status
 from . import request as requests
 from .api import AwsAccess, AwsClients
@@ -53,7 +54,8 @@ def send(clients: AwsClients, request: Request, shipment: Shipment) -> JobRef:
     order = plan.order  # without the fields that only a send knows
     if isinstance(order.secrets, ParameterSecrets):
         order = replace(order, secrets=replace(order.secrets, prefix=handle.secrets_prefix))
-    order_json = replace(order, token=secrets.token_hex(16)).dump() | {"record": dict(shipment.record)}
+    order = replace(order, token=secrets.token_hex(16), claim_uri=claim_beside(plan.owner_uri))
+    order_json = order.dump() | {"record": dict(shipment.record)}
     files.of(access).put_order(plan.job_uri + requests.SPEC, order_json)
     try:
         if shipment.secrets:
@@ -85,6 +87,13 @@ def find(clients: AwsClients, request: Request, home: Path) -> JobRef | None:
                 _remove_secrets(access, handle)
                 return None
     return handle.dump()
+
+
+def supersede(clients: AwsClients, request: Request, number: int) -> int:
+    """Refuse late starts of the request's attempt: by the claim, and without an order SageMaker starts no container."""
+    plan = SageMakerSending.load(request.sending)
+    folder = files.of(AwsAccess.of(plan, clients))
+    return folder.supersede(claim_beside(plan.owner_uri), number, plan.job_uri + requests.SPEC)
 
 
 def jobs(clients: AwsClients, config: JobConfig | None, home: Path) -> list[FoundAttempt]:

@@ -33,6 +33,7 @@ from cloudtrain.launcher.text.terminal import say
 from ..cloud import found_attempt, require_empty
 from ..edge import importing
 from ..http import object_in
+from ..job_folder import claim_beside
 from . import api, files, status
 from .api import Google, GoogleError, VertexAccess
 from .logs import LogReader
@@ -109,6 +110,14 @@ def find(google: Google, request: Request, home: Path) -> JobRef | None:
             _remove_secret(access, _secret(plan, owner))
             return None
         return _ref(request, _settle(access, request, owner, there), owner, is_doubtful=True).dump()
+
+
+def supersede(google: Google, request: Request, number: int) -> int:
+    """Refuse late starts of the request's attempt, by the claim and without an order."""
+    plan = VertexSending.load(request.sending)
+    with api.answers(f"give up {request.name}", needs=files.ROLE):
+        folder = files.of(VertexAccess.of(plan, google))
+        return folder.supersede(claim_beside(plan.owner_uri), number, plan.order_uri)
 
 
 def jobs(google: Google, config: JobConfig | None, home: Path) -> list[FoundAttempt]:
@@ -265,7 +274,8 @@ def _order(plan: VertexSending, owner: str, fence: str, sent_s: float | None = N
     order = plan.order
     if isinstance(order.secrets, SecretManagerSecrets):
         order = replace(order, secrets=replace(order.secrets, secret=f"{_secret(plan, owner)}/versions/latest"))
-    return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s).dump()
+    claim_uri = claim_beside(plan.owner_uri)
+    return replace(order, fence=fence, token=secrets.token_hex(16), sent_s=sent_s, claim_uri=claim_uri).dump()
 
 
 def _awaited(access: VertexAccess, label: str, owner: str) -> list[dict[str, Any]]:

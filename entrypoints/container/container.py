@@ -65,6 +65,7 @@ def main(argv: list[str]) -> int:
         about = {"CLOUDTRAIN_PLATFORM_ROOT": str(root), "CLOUDTRAIN_NODES": str(order.job.nodes)}
         node = nodes.identify({**os.environ, **about})
         ending.begin(node.rank)
+        staging.require_newest(order, root, is_head=node.rank == 0)
         order = staging.bring_in(order, root)
         spec = _agent_spec(order, root, node)
         (Path(spec.root) / "log").mkdir(parents=True, exist_ok=True)
@@ -73,9 +74,9 @@ def main(argv: list[str]) -> int:
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
         is_known = isinstance(error, (secrets.SecretError, staging.StagingError))
         words = str(error) if is_known else f"cannot read the job's spec: {error!r}"
-        cause = {"rank": None, "kind": "config", "message": words}
-        may_mend = isinstance(error, staging.StagingError) and error.may_mend
-        verdict = ExitReport("failed", "node_failure" if may_mend else "error", cause)
+        cause = {"rank": None, "kind": getattr(error, "kind", "config"), "message": words}
+        reason = "node_failure" if getattr(error, "may_mend", False) else "error"
+        verdict = ExitReport("failed", staging.SUPERSEDED if cause["kind"] == staging.SUPERSEDED else reason, cause)
         if order is None or node is None:
             print(words, file=sys.stderr, flush=True)
             return ending.report(verdict)
@@ -185,6 +186,7 @@ def _order(root: Path, source: str, given: list[str]) -> ContainerOrder:
     if name != source:  # values known only at submission
         sent = json.loads(base64.b64decode(os.environ.get("CLOUDTRAIN_SENT", "")) or b"{}")
         order = replace(order, token=sent.get("token", order.job.job), sent_s=sent.get("sent_s"))
+        order = replace(order, claim_uri=sent.get("claim_uri"))
         if isinstance(order.secrets, contract.KeyVaultSecrets):
             order = replace(order, secrets=replace(order.secrets, vault=sent.get("vault")))
     return staging.with_lead_back(replace(order, places=_placed(order.places, root, given)), time.time())

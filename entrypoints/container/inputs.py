@@ -17,6 +17,7 @@ from typing import Any
 
 from .. import atomic_json, events
 from ..contract import ContainerOrder, ExitCodes, ExitReport, sign_fields
+from ..stores import claims
 from ..stores.store import Store, open_store
 from . import folder_sync
 
@@ -24,14 +25,24 @@ EXIT_CODES = ExitCodes(permanent=1, again=143)  # as in a container order, for a
 NAME = ".used.json"
 EVERY_S = 30.0  # between two notes
 FINISH_S = 20.0  # wait for a slow store
+SUPERSEDED = "superseded"  # the reason and the kind of an attempt that ended for the sake of a later attempt
+CLAIM_TRIES = 4  # of a request: a store out of reach must not hold the machines
 
 
 class StagingError(OSError):
     """A file of the job cannot be fetched; the message names the file and the cause. `may_mend`: a restart may help."""
 
+    kind = "config"  # of the failure
+
     def __init__(self, message: str, *, may_mend: bool) -> None:
         super().__init__(message)
         self.may_mend = may_mend
+
+
+class SupersededError(StagingError):
+    """A later attempt or a later submit has replaced this one, which must not run."""
+
+    kind = SUPERSEDED
 
 
 def order(uri: str, fence: str) -> ContainerOrder:
@@ -43,11 +54,31 @@ def order(uri: str, fence: str) -> ContainerOrder:
         lasts = isinstance(error, PermissionError)
         raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
     if data is None:
-        raise StagingError("the container order was withdrawn: this job must not run", may_mend=False)
+        raise SupersededError("the container order was withdrawn: this job must not run", may_mend=False)
     found: dict[str, Any] = json.loads(data)
     if found.get("fence") != fence:
-        raise StagingError("a later submit of this job replaced this one, which must not run", may_mend=False)
+        raise SupersededError("a later submit of this job replaced this one, which must not run", may_mend=False)
     return ContainerOrder.load(found)
+
+
+def require_newest(order: ContainerOrder, root: Path, *, is_head: bool) -> None:
+    """Take the claim of the order's attempt on node 0; read the claim on the other nodes. Raises SupersededError.
+
+    Without a right on the store, or a package for it, the claim is read where the platform has mounted the store.
+    """
+    if order.claim_uri is None:
+        return
+    folder, _, name = order.claim_uri.rpartition("/")
+    attempt, places = order.job.attempt, (order.places.checkpoints, order.places.output)
+    try:
+        claim = claims.take(open_store(folder, CLAIM_TRIES), name, attempt if is_head else 0, starts=is_head)
+    except OSError as error:
+        copies = (root / place / claims.NAME for place in places)
+        claim = next((claims.parsed(copy.read_bytes()) for copy in copies if copy.is_file()), claims.AttemptClaim())
+        print(f"the claim of the job's newest attempt cannot be taken: {error}", flush=True)
+    if claim.newest > attempt:
+        message = f"attempt {claim.newest} of this job has replaced attempt {attempt}, whose machines came too late"
+        raise SupersededError(f"{message}: nothing was run", may_mend=False)
 
 
 def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:

@@ -23,13 +23,14 @@ from ..backend_table import class_of
 from ..backend_table import names as names
 from ..backend_table import similar as similar
 from ..errors import CloudtrainError, ConfigError, Fault
+from .model_files import ReceivesModels as ReceivesModels
+from .model_files import Serves as Serves
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
     from ..job import State
     from ..metering.rate import Quote
     from ..plan import Plan, Runtime
-    from .model_files import PushedModel, PushOutcome, ServedModel, ServingFiles
 
 JobRef = dict[str, Any]  # a backend's own handle of a job: JSON, opaque to all callers
 Cursor = dict[str, Any]  # a backend's own place in a log: JSON, opaque to all callers
@@ -335,6 +336,17 @@ class Ready(Protocol):
 
 
 @runtime_checkable
+class Supersedes(Protocol):
+    """A backend whose platform may start an attempt after the platform has told its end, and that refuses the start."""
+
+    def supersede(self, request: Request, number: int) -> int:
+        """Refuse each start of an attempt below `number`; return the highest that the job's store saw start, else 0.
+
+        After a stop and before the end is read, each start is either known or refused. Raises as `Ready.ready`.
+        """
+
+
+@runtime_checkable
 class Sought(Protocol):
     """A backend whose jobs the vendor's own tools show."""
 
@@ -423,22 +435,6 @@ class Cleans(Protocol):
 
 
 @runtime_checkable
-class ReceivesModels(Protocol):
-    """A backend whose machines keep model folders for servers."""
-
-    def push_model(
-        self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
-    ) -> dict[str, PushOutcome]:
-        """Bring the model to the folder `place` of each host; return the outcome by host.
-
-        Without `replaces`, a host whose current model has a different name refuses.
-        """
-
-    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, PushOutcome]:
-        """Make the version before the current one current; return the outcome by host."""
-
-
-@runtime_checkable
 class Priced(Protocol):
     """A backend whose vendor publishes the prices of machines."""
 
@@ -472,14 +468,6 @@ class Searchable(Protocol):
         self, pattern: str, ref: JobRef, cursor: Cursor | None, ranks: Chosen, *, now: bool = False
     ) -> LogPage:
         """Return a page as `logs`, perhaps without lines that do not match the regular expression, which is ASCII."""
-
-
-@runtime_checkable
-class Serves(Protocol):
-    """A backend whose vendor's own command line starts an endpoint from files."""
-
-    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
-        """Return the files for a model with the settings of the config; pure. Raises ConfigError for a wrong value."""
 
 
 _making = threading.Lock()

@@ -1,10 +1,14 @@
-"""Model folders for hosts and buckets (`push`), and for a vendor's endpoint (`export --for`)."""
+"""Model folders for hosts and buckets (`push`), and for a vendor's endpoint (`export --for`); who takes them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from ..config.schema import JobConfig
 
 
 @dataclass(frozen=True)
@@ -45,3 +49,27 @@ class ServingFiles:
 
     files: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class ReceivesModels(Protocol):
+    """A backend whose machines keep model folders for servers."""
+
+    def push_model(
+        self, config: JobConfig | None, hosts: Sequence[str], place: str, model: PushedModel, *, replaces: bool
+    ) -> dict[str, PushOutcome]:
+        """Bring the model to the folder `place` of each host; return the outcome by host.
+
+        Without `replaces`, a host whose current model has a different name refuses.
+        """
+
+    def restore_model(self, config: JobConfig | None, hosts: Sequence[str], place: str) -> dict[str, PushOutcome]:
+        """Make the version before the current one current; return the outcome by host."""
+
+
+@runtime_checkable
+class Serves(Protocol):
+    """A backend whose vendor's own command line starts an endpoint from files."""
+
+    def serving(self, model: ServedModel, config: JobConfig) -> ServingFiles:
+        """Return the files for a model with the settings of the config; pure. Raises ConfigError for a wrong value."""

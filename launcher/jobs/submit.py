@@ -26,7 +26,7 @@ from ..planning.request_rules import own_places
 from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text import addresses
-from ..text.terminal import say_each
+from ..text.terminal import say, say_each
 from . import adopt, listing, mirrors, reserve
 from .refresh import refresh
 
@@ -246,6 +246,10 @@ def _send(
     try:
         if attempt.number == 1:
             mirrors.require_new(job)
+        else:
+            shipment.sending.prepares()
+            _supersede(registry, job, backend)
+            shipment.sending.creates()
         ref = backend.send(request, shipment)
         shipment.sending.creates()
         registry.mark_sent(attempt, ref)
@@ -269,6 +273,19 @@ def _send(
             error.message += f"; {where}"
         raise
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
+
+
+def _supersede(registry: Registry, job: Job, backend: backends.Backend) -> None:
+    """Refuse late starts of the attempt before, or say that the store does not let us. Raises UnreachableError."""
+    earlier = [each for each in registry.attempts(job) if each.number < job.attempt.number]
+    if not earlier or not isinstance(backend, backends.Supersedes):
+        return
+    try:
+        backend.supersede(backends.Request.load(earlier[-1].name, earlier[-1].request), job.attempt.number)
+    except PASSING:
+        raise
+    except CloudtrainError as error:
+        say(f"warning: if {earlier[-1].name} starts late, nothing refuses it: {error.message}")
 
 
 def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:

@@ -76,7 +76,12 @@ def test_request_equals_the_dry_run(vertex: Any, folder: Path, google: Google, t
     assert fences(body) == {order["fence"]}
     own = {"cloudtrain_run": "one-1", "cloudtrain_job": "one", "cloudtrain_owner": body["labels"]["cloudtrain_owner"]}
     assert body["labels"] == {**dry["labels"], **own}
-    assert {**order, "job": "", "fence": "", "token": ""}.keys() - {"token", "sent_s", "record"} == planned.keys()
+    assert {**order, "job": "", "fence": "", "token": ""}.keys() - {
+        "token",
+        "sent_s",
+        "record",
+        "claim_uri",
+    } == planned.keys()
     # The job's own clock begins after the fetch of the image, which the hour may include; the unused rest is returned.
     assert abs(time.time() - order["sent_s"]) < 60
     assert (order["job"], order["run"], order["max_duration_s"]) == ("one", planned["run"], 3600 - 300)

@@ -73,7 +73,7 @@ def test_order_that_does_not_hold_is_refused(store: Google, fence: str | None, w
     if fence is not None:
         store.put_object("jobs/j/order.json", json.dumps({"fence": fence}))
     error = refused(ORDER, "mark-1")
-    assert (str(error), error.may_mend) == (words, False)
+    assert (str(error), error.may_mend, error.kind) == (words, False, "superseded")
 
 
 @pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -27,7 +28,7 @@ from cloudtrain.entrypoints.checkpoints import folder as folders
 from cloudtrain.entrypoints.checkpoints import loader, mirror
 from cloudtrain.entrypoints.checkpoints.mirror import Uploader
 from cloudtrain.entrypoints.checkpoints.saver import Saver, Snapshot
-from cloudtrain.entrypoints.stores import azure, gcs, google_http, s3
+from cloudtrain.entrypoints.stores import azure, claims, gcs, google_http, s3
 from cloudtrain.entrypoints.stores.store import ABSENT, Store, StoreError, open_store
 from doubles.aws.handle import Aws
 from doubles.azure.names import ACCOUNT, ACCOUNT_KEY, CONTAINER
@@ -306,6 +307,37 @@ def test_object_is_written_only_over_the_version_read(place: str, tmp_path: Path
     store.delete("name.json")
     assert not store.put_if(b'{"a": 3}', "name.json", store.read("name.json")[1] or version)
     assert store.names("") == []
+
+
+def test_claim_rises_whoever_writes(place: str, tmp_path: Path) -> None:
+    """Of a late container and the launcher one comes first, and each knows; a lower attempt never takes the claim."""
+    (tmp_path / "kept").mkdir()
+    with ThreadPoolExecutor(6) as pool:
+        told = [
+            pool.submit(claims.take, open_store(place), claims.NAME, number // 2 + 1, starts=number % 2 == 0)
+            for number in range(6)  # the container and the launcher of the attempts 1 to 3
+        ]
+    first, *_ = [each.result() for each in told[0:1]]
+    last = claims.take(open_store(place), claims.NAME, 0)
+    assert (last.newest, last.started) == (3, 3)
+    assert first.started >= 1 if first.newest == 1 else first.newest > 1
+    assert claims.take(open_store(place), claims.NAME, 4) == (4, 3)
+    assert claims.take(open_store(place), claims.NAME, 3, starts=True) == (4, 3)
+    open_store(place).put(b"[1]", claims.NAME)  # damaged
+    assert claims.take(open_store(place), claims.NAME, 2, starts=True) == (2, 2)
+
+
+def test_claim_of_a_store_without_conditional_writes(s3_store: Aws, brisk: None) -> None:
+    """A refusal of the condition is an error with the store's words; a store that always says no ends the tries."""
+    store = open_store("s3://kept/x")
+    s3_store.client("s3").create_bucket(Bucket="kept")
+    s3_store.fault("PutObject", "error", code="NotImplemented", message="If-None-Match is not there", status=501)
+    with pytest.raises(StoreError, match=r"NotImplemented.*If-None-Match is not there"):
+        claims.take(store, claims.NAME, 1)
+    s3_store.clear_faults()
+    s3_store.fault("PutObject", "error", code="PreconditionFailed", status=412)
+    with pytest.raises(StoreError, match="refuses conditional writes"):
+        claims.take(store, claims.NAME, 1)
 
 
 def test_names_do_not_mix_jobs(server: Server) -> None:
