@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, SavedFiles, Terms
+from cloudtrain.launcher.backend import Capacity, Pace, SavedFiles, Supersedes, Terms
 
-from ..adapter import HostsAdapter
+from ..adapter import HostsAdapter, handed
 from .records import SlurmRef
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ class SlurmBackend(HostsAdapter):
     """The backend of the name `slurm`; its hosts are the login nodes."""
 
     FOLDER = __package__
+    supersede = handed(Supersedes.supersede, "jobs_send")
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the GPUs of a node as the config states them, and the price of a node."""

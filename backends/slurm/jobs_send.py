@@ -102,9 +102,20 @@ def find(fleet: Fleet, request: Request, home: Path) -> JobRef | None:
         if number is not None:
             submission.release(login.run, number)
             return replace(ref, number=number, sent_s=time.time() - door["opened_ago_s"]).dump()
+    _close(login, ref)
+    return None
+
+
+def supersede(fleet: Fleet, request: Request, number: int) -> int:
+    """Close the attempt's door: a run that Slurm starts later, as after an administrator's requeue, does nothing."""
+    login = Login.at(fleet, host_of(request.body["settings"]))
+    _close(login, handle(login.host, request.body, login.about["workdir"], login.path))
+    return 0
+
+
+def _close(login: Login, ref: SlurmRef) -> None:
     if not submission.close(login.run, ref.folder):
         raise UnreachableError(f"the folder {ref.folder} cannot be closed", hint="look at the disk of the login node")
-    return None
 
 
 def jobs(fleet: Fleet, config: JobConfig | None, home: Path) -> list[FoundAttempt]:

@@ -305,3 +305,25 @@ def test_stop_of_a_requeued_job_keeps_the_cost(cli: Any, site: Slurm, send: Any)
     ended = cli("status", job, "--json").json
     assert (ended["state"], ended["reason"]) == ("stopped", "user")
     assert ended["spend_usd"] == pytest.approx(waiting["spend_usd"], rel=0.01)
+
+
+@pytest.mark.soak
+def test_requeued_run_of_an_earlier_attempt_does_nothing(cli: Any, site: Slurm, send: Any) -> None:
+    """An administrator's requeue of attempt 1 beside attempt 2 runs no agent; attempt 2 goes on."""
+    job = send(instances=1)
+    output = site.home() / f".cloudtrain/jobs/{job}/output"
+    until(lambda: (output / "began-0").exists())
+    number = cli("status", job, "--json").json["platform_number"]
+    site.admin("scancel", "--full", "--signal=KILL", str(number))
+    until(lambda: cli("status", job, "--json").json["state"] == "stopped", 60, 0.5)
+    for name in ("ended", "node-0/stop.json", "node-0/exit.json"):  # as after a node without power
+        (output.parent / "attempt-1" / name).unlink(missing_ok=True)
+    (output / "began-0").unlink()
+    cli.ok("resume", "-d", "-y", job)
+    until(lambda: (output / "began-0").exists())
+    site.admin("scontrol", "requeue", str(number))
+    site.admin("scontrol", "update", f"JobId={number}", "StartTime=now+2")
+    site.wait(number, "COMPLETED", timeout_s=90)
+    status = cli("status", job, "--json").json
+    assert (status["state"], status["attempt"]) == ("running", 2)
+    assert cli("stop", job, "-y").code == 0
