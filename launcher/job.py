@@ -227,7 +227,7 @@ class Job:
 
 
 def faults(attempts: Sequence[Attempt]) -> int:
-    """Return how many attempts of `retry.max_attempts` are used up: ends by a fault, and losses that spares repaired."""
+    """Return how many attempts of `retry.max_attempts` are used up: ends by a fault, and repairs by spares."""
     sent = [each.state for each in attempts if each.phase != "never_sent"]
     return sum(state.is_fault + state.spare_attempts for state in sent)
 
