@@ -67,6 +67,9 @@ class Plan(Record, checks=True, optional="saved_step faults"):
     worst_case_micro: int | None = None
     """Of this attempt, with all starts by the platform and the time billed after each cap."""
     worst_case_usd: float | None = None
+    hold_micro: int | None = None
+    """Of a job with several candidates: what is reserved in place of the worst case, the dearest candidate's worst case
+    and the fee of a late start; else None."""
     budget_micro: int | None = None
     """The job's budget, of which `spent_micro` was spent before."""
     spent_micro: int = 0

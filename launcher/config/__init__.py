@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from cloudtrain.entrypoints import foreign
 
 from ..backend_table import DEFAULT
 from ..errors import BudgetError, ConfigError, Fault, Place, refuse
-from . import accelerate, codefiles, fields, rules, schema, schemafaults, yamlfile
+from . import accelerate, codefiles, entries, fields, rules, schema, schemafaults, yamlfile
 from .schema import JobConfig
 from .yamlfile import KeyPath, MappingEntry, YamlNode
 
@@ -93,18 +94,30 @@ def _checked(
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
+    tried, more = entries.completed(root, _grafted, partial(_candidate, folder=path.parent), faults)
+    faults += more
     if (
         faults
         and further is not None
         and (sound := config or _sound(*_model_and_data(root), [fault.key for fault in faults])) is not None
     ):
-        faults += [_placed(fault, root, ()) for fault in further(sound, path) if not _follows(fault, faults, root)]
+        others = further(sound.model_copy(update={"capacity": None}) if more else sound, path)
+        faults += [_placed(fault, root, ()) for fault in others if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     data = _model_and_data(root)[1]
     options = ((f"{key}.{name}", data[key][name]) for key, name, _ in _options(root))
     config._left_out = tuple(name for name, value in options if value is None or value is False)
+    if config.capacity is not None:
+        config = config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": tuple(tried)})})
     return accelerate.applied(config, path.parent)
+
+
+def _candidate(root: YamlNode, folder: Path) -> tuple[JobConfig | None, list[Fault]]:
+    """Return the config of the file under an entry of `capacity.try`, and its faults."""
+    config, faults = _validated(root)
+    faults += rules.faults_of(root)
+    return (None if config is None or faults else accelerate.applied(config, folder)), faults
 
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:

@@ -47,6 +47,9 @@ budget.alert_at: alerts thresholds alert_thresholds budget.alert budget.notify b
 project: project_name budget_project cost_center billing_project
 project.ledger: budget_uri budget_store ledger_uri
 notify: notifications alert webhooks
+capacity.try: any_of ordered fallback fallbacks failover regions zones instance_types machine_types
+        instance_preferences InstancePreferences
+capacity.limits.until: retry.duration
 retry.max_attempts: max_retries retries attempts retry_count
 retry.on: on_events
 params: hyperparameters hparams hyperparams config model_config

@@ -21,7 +21,7 @@ from ..backend_table import BUILT_IN, PLACES, plugins, similar, traits
 from ..channels import CHANNEL_KINDS
 from ..errors import Fault
 from ..text import addresses
-from . import fields, foreign_keys, schema
+from . import entries, fields, foreign_keys, schema
 from .schemafaults import between, both, dotted, either, named, slashed
 from .yamlfile import KeyPath, YamlNode, find, given, key_place, scalars, text_at, whole_at
 
@@ -61,7 +61,11 @@ def faults_of(root: YamlNode) -> list[Fault]:
     of_runs = (_one_to_run, _only_where_they_count, _exclusive, _initial, _test, _numbers, _contradictions)
     of_places = (_patterns, _mirror, _backslashes, _written, _inputs)
     of_names = (_notify, _launchers, _environment, _references)
-    return [fault for rule in (*of_runs, *of_places, *of_names, _backend, _sweep) for fault in rule(root)]
+    return [
+        fault
+        for rule in (*of_runs, *of_places, *of_names, _backend, _sweep, entries.keys_fault)
+        for fault in rule(root)
+    ]
 
 
 def _one_to_run(root: YamlNode) -> Iterator[Fault]:

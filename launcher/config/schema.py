@@ -226,6 +226,47 @@ class Retry(Section):
     )
 
 
+class FailOverLimits(Section):
+    """When the search for machines ends: at one of both limits."""
+
+    rounds: int | None = key(None, "Rounds over all candidates. Default: 3, without `until`.", 3, ge=1, le=1000)
+    until: Duration | None = key(None, "Time after the submit; no candidate is sent later.", "12h")
+
+
+# `try` is a word of Python.
+_TRIED: dict[str, Any] = {
+    "try": (
+        Many[dict[Text, Any]],
+        key(
+            ...,
+            "Candidates in order: each changes keys of this file by their dotted names; `{}` is the file as it stands.",
+            [{}, {"sagemaker.region": "us-west-2", "sagemaker.bucket": "my-west"}, {"resources.spot": False}],
+            min_length=1,
+            max_length=100,
+        ),
+    )
+}
+
+
+class FailOver(create_model("Tried", __base__=Section, **_TRIED)):  # type: ignore[misc]
+    """Where else the job runs if machines are missing: one candidate after the other, on one reservation."""
+
+    order: Literal["given", "price"] = key(
+        "given", "Order of the candidates: as in `try`, or the lowest worst case first.", "price"
+    )
+    wait: Duration | None = key(
+        None, "Longest that one candidate may wait for machines. Default: as long as the platform lets it wait.", "30m"
+    )
+    limits: FailOverLimits = key(
+        FailOverLimits.model_construct(), "When the search ends: exit 5, or in line with `queue.wait`.", {"rounds": 3}
+    )
+
+    @property
+    def entries(self) -> tuple[dict[str, Any], ...]:
+        """The mappings of `try`."""
+        return tuple(getattr(self, "try"))
+
+
 class JobConfig(Section):
     """A training job."""  # `model` adds the blocks of backends
 
@@ -342,6 +383,11 @@ class JobConfig(Section):
     )
     limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})
     queue: Queue = key(Queue.model_construct(), "Waiting in line.", {"wait": True})
+    capacity: FailOver | None = key(
+        None,
+        "Other places, machines and prices to try if machines are missing (docs/capacity.md). Default: none.",
+        {"try": [{}, {"resources.spot": False}]},
+    )
     budget: Budget | None = key(None, "What the job may cost. Default: no limit but the time.", {"limit": "150 USD"})
     project: Annotated[Project, kinds.Shorthand("name", _project, {"type": "string"})] | None = key(
         None,

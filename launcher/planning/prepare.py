@@ -54,6 +54,8 @@ class Prepared:
     old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
     settings: tuple[str, ...] = ()  # `a.b=value` from the command line, of all attempts
     unknown_region: Fault | None = None  # a warning, also among the notes
+    candidates: tuple[Prepared, ...] = ()  # in the order of trying, this one first; empty without `capacity`
+    candidate: int = 0  # the number of the entry in the config's `capacity.try`
     is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
 
     def lines(self, before: Job | None = None) -> list[str]:
