@@ -128,7 +128,12 @@ class Attempt:
     @property
     def hourly_usd(self) -> float | None:
         """The price of all instances for an hour: as planned, else as the platform reports; None if unknown."""
-        return self.state.hourly_usd if self.plan.hourly_usd is None else self.plan.hourly_usd
+        return self.state.hourly_usd if self.plan.hourly_usd is None or self.is_chosen else self.plan.hourly_usd
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the platform has chosen, and reports the price of, a machine of the plan's list."""
+        return self.plan.lists_machines and self.state.hourly_usd is not None
 
     @property
     def idle_usd(self) -> float | None:

@@ -101,6 +101,16 @@ class Plan(Record, checks=True, optional="saved_step faults"):
         return None if self.price_micro is None else CostRate(self.instances, self.price_micro, self.uncertainty)
 
     @property
+    def lists_machines(self) -> bool:
+        """Whether the platform chooses among several machines; the price is the dearest machine's."""
+        return "," in self.machine
+
+    @property
+    def most_micro(self) -> int | None:
+        """What may be billed at worst, and is reserved: the worst case of the dearest candidate."""
+        return self.worst_case_micro if self.hold_micro is None else self.hold_micro
+
+    @property
     def devices_per_node(self) -> int:
         """The number of processes that train on a node at once."""
         return self.slots * self.slot_ranks or self.nproc_per_node

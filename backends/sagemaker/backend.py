@@ -12,7 +12,7 @@ from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import CloudAdapter
-from .machine import DISK_GB, block_of, choose, disk_usd, region_of, unknown_region
+from .machine import DISK_GB, block_of, choices, choose, disk_usd, region_of, types_at_once, unknown_region
 from .records import SageMakerRef, SageMakerSending
 
 if TYPE_CHECKING:
@@ -42,22 +42,29 @@ class SageMakerBackend(CloudAdapter):
         from . import request
 
         request.require(config)
-        machine = choose(config)
+        machine, machines = choose(config), choices(config)
         warm_s, own = block_of(config).keep_alive or 0, block_of(config).price_per_hour
         # Machines kept warm are billed: ResourceRetainedBillableTimeInSeconds.
         terms = Terms(tail_s=GRACE_S + UPLOAD_S + warm_s, lead_s=LEAD_S, warns=True)
-        name = machine.instance_type
+        name, names = machine.instance_type, ", ".join(each.instance_type for each in machines)
+        dearest = "the dearest type of the list: " if len(machines) > 1 else ""
         warm = f", with {format_duration(warm_s)} kept warm" if warm_s else ""
         spot = ", on demand: spot machines bill fewer seconds" if config.resources.spot else ""
         if own is not None or machine.hourly_usd is None:
             where = region_of(block_of(config)) or "an unknown region"
             usd, source = catalog.unlisted("sagemaker", own, f"sagemaker.price_per_hour{spot}{warm}", name, where)
-            return Capacity(machine.count, usd, source, terms, machine=name, unknown_region=unknown_region(config))
+            return Capacity(machine.count, usd, source, terms, machine=names, unknown_region=unknown_region(config))
         size_gb = config.resources.disk_gb or DISK_GB
         disk = disk_usd(name, size_gb)
-        source = f"{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
-        usd, known = machine.hourly_usd + disk, (machine.uncertainty_of(), machine.iso_day())
-        return Capacity(machine.count, usd, source, terms, *known, machine=name)
+        source = (
+            f"{dearest}{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
+        )
+        usd, most = machine.hourly_usd + disk, max(each.uncertainty_of() for each in machines)
+        return Capacity(machine.count, usd, source, terms, most, machine.iso_day(), machine=names)
+
+    def types_at_once(self, config: JobConfig) -> int:
+        """Return how many types a request of the config may list; 1 for no list."""
+        return types_at_once(config)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which SageMaker would refuse the request."""

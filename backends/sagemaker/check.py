@@ -35,6 +35,7 @@ _KEYS = {
     "OutputDataConfig.S3OutputPath": "outputs",
     "CheckpointConfig.S3Uri": "checkpoint.uri",
     "ResourceConfig.InstanceType": "resources.instance_type",
+    "ResourceConfig.InstancePreferences": "resources.instance_type",
     "ResourceConfig.InstanceCount": "resources.instances",
     "ResourceConfig.VolumeSizeInGB": "resources.disk_gb",
     "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
@@ -96,8 +97,13 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if isinstance(runtime, int) and runtime > MAX_RUNTIME_S:
         message = f"{runtime} s is more than the 28 days that SageMaker lets a job run"
         yield "StoppingCondition.MaxRuntimeInSeconds", message, "lower limits.max_duration"
-    kind = resources.get("InstanceType")
-    if "VolumeKmsKeyId" in resources and isinstance(kind, str) and LOCAL_DISK.match(kind):
+    preferred = [
+        each.get("InstanceType") for each in listed(resources, "InstancePreferences") if isinstance(each, dict)
+    ]
+    kinds = [each for each in (resources.get("InstanceType"), *preferred) if isinstance(each, str)]
+    for kind in kinds if "VolumeKmsKeyId" in resources else ():
+        if not LOCAL_DISK.match(kind):
+            continue
         message = f"{kind} has local disks, which are encrypted by themselves and take no key"
         yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"
     channels = [channel.get("ChannelName") for channel in listed(body, "InputDataConfig") if isinstance(channel, dict)]

@@ -18,7 +18,7 @@ from cloudtrain.launcher.text import addresses
 from ..cloud import tried, unasked
 from . import api, files, prices, request_images
 from .api import AwsAccess, AwsClients
-from .machine import block_of, choose, place_of, region_of
+from .machine import block_of, choices, choose, place_of, region_of
 
 SERVICE = "sagemaker.amazonaws.com"
 MAX_ROLES = 5  # the most suitable roles that a check lists
@@ -51,8 +51,9 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
         return
     yield _tried("role", _role, access, place.role)
     yield _tried("bucket", partial(_bucket, is_default=block_of(config).bucket is None), access, place.bucket)
-    what = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
-    yield _tried("quota", _quota, access, what, config.resources.instances)
+    for each in choices(config):  # SageMaker refuses a list if the quota of one type is short
+        what = f"{each.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
+        yield _tried("quota", _quota, access, what, config.resources.instances)
     types = (machine.instance_type,)
     yield compared(lambda: prices.quotes(access.clients, config, access.region, types), machine.rates)
     yield _image(config, access.region, machine)

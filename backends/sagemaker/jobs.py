@@ -148,7 +148,9 @@ def state(clients: AwsClients, ref: JobRef) -> State:
                 has_checkpoint = files.of(access).has_checkpoint(handle.checkpoint_uri)
         with contextlib.suppress(CloudtrainError):
             _remove_secrets(access, handle)
-    return status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
+    found = status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
+    hourly_usd = (handle.hourly_usd or {}).get(described["ResourceConfig"].get("SelectedInstanceType", ""))
+    return found if hourly_usd is None else replace(found, hourly_usd=hourly_usd * handle.nodes)
 
 
 def lines(clients: AwsClients, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:

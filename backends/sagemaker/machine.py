@@ -5,12 +5,13 @@ from __future__ import annotations
 import configparser
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.errors import ConfigError, Fault
+from cloudtrain.launcher.errors import ConfigError, Fault, refuse
 from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.planning import request_rules
 from cloudtrain.launcher.prices import catalog
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .block import SageMaker
 
 DISK_GB = 100  # if the config sets none
+MOST_TYPES = 5  # of ResourceConfig.InstancePreferences; botocore 1.44
 # Of a volume, for a GB and a month: 0.14 to 0.154 by region; the worst case uses the higher figure. Source: the cost
 # sheet of a public tool for SageMaker, read in 2026-10. AWS's month has 30 days.
 DISK_USD_PER_GB_MONTH, MONTH_H = 0.154, 720
@@ -56,16 +58,58 @@ def block_of(config: JobConfig | None) -> SageMaker:
 
 
 def choose(config: JobConfig) -> Machine:
-    """Return the machine type that the config requests. Raises ConfigError if the config names none, or a wrong one."""
+    """Return the requested machine type, of a list the dearest type. Raises ConfigError as `choices` does."""
+    size_gb = config.resources.disk_gb or DISK_GB
+
+    def usd(each: Machine) -> float:
+        return inf if each.hourly_usd is None else each.hourly_usd + disk_usd(each.instance_type, size_gb)
+
+    return max(choices(config), key=usd)
+
+
+def choices(config: JobConfig) -> tuple[Machine, ...]:
+    """Return the machine types that the config requests, of which SageMaker takes the first with machines.
+
+    Raises ConfigError if the config names none, a wrong one, or types that cannot stand in one list.
+    """
     resources, region = config.resources, region_of(block_of(config))
     if resources.instance_type is not None:
-        return named(resources.instance_type, region, config.distributed.nproc_per_node)
+        nproc, names = config.distributed.nproc_per_node, resources.instance_type.split(",")
+        machines = tuple(named(name.strip(), region, nproc) for name in names)
+        refuse(_no_list(config, machines) if len(machines) > 1 else ())
+        return machines
     if resources.accelerators is None:
         hint = "write `accelerators: A100:8` or `instance_type: ml.m5.xlarge`"
         raise ConfigError("SageMaker needs to know which machines", key="resources", hint=hint)
     if _NEURON.match(resources.accelerators):
         raise ConfigError([_no_neuron(resources.accelerators, "resources.accelerators")])
-    return machine_with("sagemaker", "SageMaker", resources.accelerators, region)
+    return (machine_with("sagemaker", "SageMaker", resources.accelerators, region),)
+
+
+def types_at_once(config: JobConfig) -> int:
+    """Return how many types ResourceConfig.InstancePreferences may list for the config; 1 for no list.
+
+    The list is for machines on demand (botocore 1.44). Whether it goes with warm machines is not documented, and a
+    training plan is for one type.
+    """
+    block = block_of(config)
+    is_plain = block.distribution == "torchrun" and not (block.training_plan or block.keep_alive)
+    return MOST_TYPES if is_plain and not config.resources.spot else 1
+
+
+def _no_list(config: JobConfig, machines: tuple[Machine, ...]) -> Iterator[Fault]:
+    """Yield the faults of a list of types."""
+    key, most = "resources.instance_type", types_at_once(config)
+    names = [each.instance_type for each in machines]
+    if most == 1:
+        message = "a list of machine types goes with machines on demand, torchrun, no training_plan and no keep_alive"
+        yield Fault(message, key, hint="name one type, or write entries under `capacity.try`")
+    elif len(names) > most or len(set(names)) < len(names):
+        yield Fault(f"SageMaker takes a list of 1 to {most} unlike types", key, hint="leave some out")
+    if len({each.count for each in machines}) > 1:
+        counts = ", ".join(f"{each.instance_type} {each.count}" for each in machines)
+        hint = "name types with as many GPUs, or write entries under `capacity.try`"
+        yield Fault(f"the types of a list have unlike numbers of GPUs: {counts}", key, hint=hint)
 
 
 def disk_usd(instance_type: str, size_gb: int) -> float:

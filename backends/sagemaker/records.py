@@ -11,7 +11,7 @@ from ..cloud import CloudRef
 
 
 @dataclass(frozen=True)
-class SageMakerRef(CloudRef):
+class SageMakerRef(CloudRef, optional="hourly_usd"):
     """The handle of a training job."""
 
     region: str
@@ -26,6 +26,8 @@ class SageMakerRef(CloudRef):
     """Names; no name: nothing to remove."""
     job_uri: str = ""
     """As in the sending plan; empty for a job of an older version."""
+    hourly_usd: dict[str, float] | None = None
+    """As in the sending plan."""
 
     @property
     def uris(self) -> tuple[str, ...]:
@@ -34,7 +36,7 @@ class SageMakerRef(CloudRef):
 
 
 @dataclass(frozen=True)
-class SageMakerSending(StoredRecord):
+class SageMakerSending(StoredRecord, optional="hourly_usd"):
     """The sending plan. `region`, `profile` and `endpoints` as in the handle."""
 
     region: str
@@ -50,3 +52,5 @@ class SageMakerSending(StoredRecord):
     """The object with the claim of the name."""
     order: ContainerOrder
     """Without the fields that only a send knows."""
+    hourly_usd: dict[str, float] | None = None
+    """Of a list of types: the price of an instance of each for an hour."""

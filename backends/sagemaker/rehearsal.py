@@ -81,7 +81,8 @@ def rehearsal(request: Request, stage: Stage) -> Rehearsal:
 
 def _configure(folder: Path, body: dict[str, Any], hosts: list[str], number: int) -> None:
     """Write the configuration files that SageMaker gives an instance."""
-    kind = body["ResourceConfig"]["InstanceType"]
+    asked = body["ResourceConfig"]
+    kind = asked.get("InstanceType") or asked["InstancePreferences"][0]["InstanceType"]
     group = {"instance_group_name": "homogeneousCluster", "instance_type": kind, "hosts": hosts}
     resources = {
         "current_host": hosts[number],

@@ -24,11 +24,12 @@ from cloudtrain.launcher.text.units import format_duration
 
 from ..cloud import GOES_ALONG, unsupported, with_places
 from . import request_images
-from .machine import ACCELERATED, DISK_GB, S3Location, block_of, choose, place_of, unknown_region
+from .machine import ACCELERATED, DISK_GB, S3Location, block_of, choices, choose, disk_usd, place_of, unknown_region
 from .records import SageMakerSending
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.config.schema import JobConfig
+    from cloudtrain.launcher.metering.rate import Machine
     from cloudtrain.launcher.plan import Plan, Runtime
 
 MAX_DAYS_S = 28 * 86_400  # SageMaker's limit of a job's run, and of a spot job's run with its wait
@@ -89,11 +90,12 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     block, place, is_spot = block_of(config), place_of(config), config.resources.spot
     config = with_places(config, place.root)
     refuse(_unreachable(config))
-    name, machine = platform_name(job_id, attempt), choose(config)
+    name, machine, machines = platform_name(job_id, attempt), choose(config), choices(config)
     home = f"{place.root}/jobs/{job_id}"
-    if config.image is None and machine.accelerator in request_images.UNSERVED:
+    unserved = [each.accelerator for each in machines if each.accelerator in request_images.UNSERVED]
+    if config.image is None and unserved:
         ours = f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86)"
-        message = f"{ours} does not run on {machine.accelerator}"
+        message = f"{ours} does not run on {unserved[0]}"
         raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
     image = config.image or request_images.default_image(place.region, machine.count)
     # With a trailing slash: SageMaker takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
@@ -114,7 +116,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         "output_uri": _output(config) or f"{home}/output",
         "checkpoint_uri": f"{(config.checkpoint.uri or f'{home}/checkpoints').rstrip('/')}/",
         "tensorboard_uri": f"{home}/tensorboard" if config.task and config.training.tensorboard else None,
-        "instance_type": machine.instance_type,
+        "instance_types": [each.instance_type for each in machines],
         "disk_gb": config.resources.disk_gb or DISK_GB,
         "metrics": _metrics(config),
         "max_wait_s": min(plan.cap_s + (config.limits.max_wait or WAIT_S), MAX_DAYS_S) if is_spot else None,
@@ -138,6 +140,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
         job_uri=job_uri,
         owner_uri=f"{home}/owner",
         order=order,
+        hourly_usd=_hourly_usd(plan, config, machines),
     )
     text = render.as_json(body)
     files = {"create-training-job.json": text, SPEC: render.as_json(order.dump())}
@@ -165,6 +168,14 @@ def _max_pending_s(config: JobConfig, instance_type: str) -> int | None:
     return wait_s
 
 
+def _hourly_usd(plan: Plan, config: JobConfig, machines: tuple[Machine, ...]) -> dict[str, float] | None:
+    """Return the price of an instance of each type of a list, with its disk: SageMaker bills the type that it takes."""
+    size_gb = config.resources.disk_gb or DISK_GB
+    if len(machines) == 1 or plan.price_micro is None or block_of(config).price_per_hour is not None:
+        return None
+    return {each.instance_type: (each.hourly_usd or 0.0) + disk_usd(each.instance_type, size_gb) for each in machines}
+
+
 def _runtime(config: JobConfig, planned: str, body: Mapping[str, Any]) -> Runtime | None:
     """Return what the request's image holds, which `raw` may have set; None for a value that is no name."""
     pulled = render.at(body, ("AlgorithmSpecification", "TrainingImage"))
@@ -179,6 +190,8 @@ def _runtime(config: JobConfig, planned: str, body: Mapping[str, Any]) -> Runtim
 
 def _notes(config: JobConfig) -> Iterator[str]:
     yield from notes_of(unknown_region(config))
+    if len(names := [each.instance_type for each in choices(config)]) > 1:
+        yield f"SageMaker takes the first type with machines, and bills that type: {', '.join(names)}"
     if config.resources.spot:
         wait_s = config.limits.max_wait or WAIT_S
         yield f"spot machines: the job may wait for them up to {format_duration(wait_s)}, and start again on others"

@@ -435,6 +435,14 @@ class Cleans(Protocol):
 
 
 @runtime_checkable
+class ListsTypes(Protocol):
+    """A backend whose platform takes a list of machine types, and moves from one without machines to the next."""
+
+    def types_at_once(self, config: JobConfig) -> int:
+        """Return how many types a request of the config may list, as `resources.instance_type: A,B`; 1 for no list."""
+
+
+@runtime_checkable
 class Priced(Protocol):
     """A backend whose vendor publishes the prices of machines."""
 

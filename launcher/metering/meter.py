@@ -191,7 +191,7 @@ def _legs(attempt: Attempt) -> list[Leg]:
 
 def _price_micro(attempt: Attempt) -> int | None:
     """Return an instance's price as frozen in the plan, else as the platform reports (it may choose machines)."""
-    if attempt.plan.price_micro is not None:
+    if attempt.plan.price_micro is not None and not attempt.is_chosen:
         return attempt.plan.price_micro
     return None if attempt.hourly_usd is None else round(attempt.hourly_usd * _MICRO / attempt.plan.instances)
 
