@@ -46,8 +46,9 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     from ..money.budget_preview import books_of
     from ..planning.bundle import size_words, summary
     from ..planning.prepare import after_loss
+    from ..planning.prepared import candidates_of
 
-    books, worst_micro = books_of(config), prepared.plan.worst_case_micro
+    books, worst_micro = books_of(config), prepared.plan.most_micro
     parent, difference = list[str](), None
     try:
         with overrides.placing():
@@ -62,6 +63,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     if as_json:
         shown = {"backend": config.backend, **prepared.plan.dump(), "bundle": prepared.bundle.dump(), "memory": needed}
         shown |= {"budgets": books.dump(worst_micro), "parent": parent[0] if parent else None, "machine_loss": loss}
+        shown |= {"candidates": tried} if (tried := candidates_of(prepared)) else {}
         print_json(shown)
         return 0
     listed = ", ".join(f"{name} {size_words(size)}" for name, size in prepared.bundle.largest[:3])

@@ -233,11 +233,14 @@ def _show(
 ) -> dict[str, Any]:
     """Print a request and the plan, write the files; return the JSON. `backend` is "" for a single backend."""
     from ..money.budget_preview import books_of
+    from ..planning.prepared import candidates_of
 
     request, config = prepared.request, prepared.config
-    books, worst_micro = books_of(config), prepared.plan.worst_case_micro
+    books, worst_micro = books_of(config), prepared.plan.most_micro
     if output is not None:
         _write(output / backend, request, config, overrides.file)
+        for each in prepared.candidates[1:]:
+            _write(output / backend / f"candidate-{each.candidate}", each.request, each.config, overrides.file)
     if not as_json:
         click.echo(request.text, nl=False)
         for name in request.decoded if output is None else ():
@@ -246,8 +249,14 @@ def _show(
         say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
     say("dry run: nothing was sent")
     job_id = request.name.rpartition("-")[0]
-    shown = {"job": job_id, "backend": config.backend, "request": request.body, "plan": prepared.plan.dump()}
+    shown: dict[str, Any] = {
+        "job": job_id,
+        "backend": config.backend,
+        "request": request.body,
+        "plan": prepared.plan.dump(),
+    }
     decoded = {name: json.loads(text) for name, text in request.decoded.items()}
+    shown |= {"candidates": tried} if (tried := candidates_of(prepared)) else {}
     return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
 
 

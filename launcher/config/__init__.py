@@ -199,6 +199,9 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
         return fault
     path: KeyPath = tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[^.\[\]]+", fault.key))
     node = yamlfile.find(root, path)
+    if node is None and path[:2] == ("capacity", "try"):  # an entry has dotted keys
+        key = ".".join(map(str, path[3:]))
+        node = yamlfile.find(root, (*path[:3], key)) or yamlfile.find(root, path[:3])
     if node is None and len(path) > 1 and isinstance(path[-2], int):  # the user of the host `alice@gpu1`
         node = yamlfile.find(root, path[:-1])
     return replace(fault, place=node.place) if node is not None else fault

@@ -58,8 +58,9 @@ def completed(
         config, more = check(tree)
         faults += [placed(fault, root, index) for fault in more if (fault.message, fault.key) not in known]
         configs.append({} if config is None else config.model_dump(mode="json", exclude_defaults=True))
-    if "backend" in keys and given(root, "inputs"):  # a place for each backend
-        keys |= {"inputs": None}
+    inputs = given(root, "inputs") if "backend" in keys else None  # may have a place for each backend
+    if inputs is not None and isinstance(inputs.value, dict):
+        keys |= {f"inputs.{name}": None for name, each in inputs.value.items() if isinstance(each.node.value, dict)}
     return [{key: value_at(data, key) for key in keys} for data in configs], faults
 
 

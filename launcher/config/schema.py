@@ -240,7 +240,7 @@ _TRIED: dict[str, Any] = {
         key(
             ...,
             "Candidates in order: each changes keys of this file by their dotted names; `{}` is the file as it stands.",
-            [{}, {"sagemaker.region": "us-west-2", "sagemaker.bucket": "my-west"}, {"resources.spot": False}],
+            [{}, {"resources.accelerators": "H100:8"}, {"resources.spot": False}],
             min_length=1,
             max_length=100,
         ),

@@ -32,7 +32,7 @@ def approved(
     say_each([*prepared.lines(before), *([memory.line(needed)] if needed else [])])
     check()
     plan, budget = prepared.plan, prepared.config.budget
-    if plan.worst_case_usd == 0 or (budget is not None and budget.on_limit != "alert"):
+    if plan.most_micro == 0 or (budget is not None and budget.on_limit != "alert"):
         state = before.attempt.state if before is not None and prepared.is_repeat else None
         has_failed = state is not None and state.reason == "error" and not state.all_damaged  # `resume` asks by itself
         return not has_failed or _agrees("Send the same code and config, which failed?", yes)
@@ -41,7 +41,7 @@ def approved(
 
 def cost_words(plan: Plan) -> str:
     """Return the additional cost in words, as in the question before a send."""
-    worst_micro = plan.worst_case_micro
+    worst_micro = plan.most_micro
     if worst_micro is None:
         return "at a price that is not known"
     return "nothing" if worst_micro == 0 else f"up to {most(worst_micro)}"
@@ -71,7 +71,7 @@ def require_allowed(
 
     if proofs.is_needed(prepared.config) and not force:
         proofs.require(registry.database, prepared)
-    if prepared.plan.worst_case_micro == 0:
+    if prepared.plan.most_micro == 0:
         return []
     books = budget_preview.books_of(prepared.config)
     budget_preview.require_known_project(books)
@@ -79,4 +79,4 @@ def require_allowed(
     from ..advice import parents  # with the readers of weights, which a job without costs does not need
 
     found = [] if force else parents.compared(prepared, asks_stores=True)
-    return [*found, *books.lines(prepared.plan.worst_case_micro)]
+    return [*found, *books.lines(prepared.plan.most_micro)]

@@ -61,5 +61,4 @@ def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
 
 def amount_of(plan: Plan) -> int | None:
     """Return what is held for the plan: all starts by the platform, the dearest candidate; None at an unknown price."""
-    micro = plan.worst_case_micro if plan.hold_micro is None else plan.hold_micro
-    return None if micro is None else min(micro, MOST_MICRO)
+    return None if plan.most_micro is None else min(plan.most_micro, MOST_MICRO)

@@ -145,7 +145,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
     `is_first`: also raise ConfigError for a likely typo of a project's name in a shared ledger. Raises the errors of a
     shared ledger: if the ledger cannot be read, no job is sent.
     """
-    config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.worst_case_micro
+    config, amount_micro = prepared.config.model_dump(mode="json", include={"project"}), prepared.plan.most_micro
     project = reserve.project_of(config)
 
     def look() -> None:

@@ -1,15 +1,20 @@
-"""The candidates of a job: its config under each entry of `capacity.try`, pure."""
+"""The candidates of a job: its config under each entry of `capacity.try`, their order, and the faults of all; pure."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..config import schema
+from .. import backend as backends
+from ..config import entries, schema
+from ..errors import BudgetError, ConfigError, Fault
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
+
+T = TypeVar("T")
 
 
 def candidates(config: JobConfig) -> tuple[JobConfig, ...]:
@@ -39,3 +44,85 @@ def under(data: Mapping[str, Any], entry: Mapping[str, Any]) -> JobConfig:
                 if not section[step]:  # the same as a section that the file lacks
                     del section[step]
     return schema.model_of(changed).model_validate(changed)
+
+
+def reordered(config: JobConfig, order: Iterable[int]) -> JobConfig:
+    """Return the config with its entries in another order."""
+    assert config.capacity is not None
+    tried = tuple(config.capacity.entries[index] for index in order)
+    return config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": tried})})
+
+
+def joined(configs: Sequence[JobConfig], gpus: Sequence[int]) -> Iterator[tuple[int, JobConfig]]:
+    """Yield the config of each request with the number of its first candidate; `gpus`: of each candidate's machine.
+
+    Neighbours that differ by their machine type alone, with as many GPUs, become one request with a list of types, if
+    the platform itself moves from a type without machines to the next.
+    """
+    at = 0
+    while at < len(configs):
+        first, types = configs[at], [configs[at].resources.instance_type]
+        most = _types_at_once(first)
+        for index, each in enumerate(configs[at + 1 : at + most], at + 1):
+            kind = each.resources.instance_type
+            if kind is None or kind in types or _with_type(each, types[0]) != first or gpus[index] != gpus[at]:
+                break
+            types.append(kind)
+        yield at, first if len(types) == 1 else _with_type(first, ",".join(map(str, types)))
+        at += len(types)
+
+
+def _with_type(config: JobConfig, instance_type: str | None) -> JobConfig:
+    resources = config.resources.model_copy(update={"instance_type": instance_type})
+    return config.model_copy(update={"resources": resources})
+
+
+def _types_at_once(config: JobConfig) -> int:
+    backend = backends.load(config.backend)
+    if not isinstance(backend, backends.ListsTypes) or config.resources.instance_type is None:
+        return 1
+    return backend.types_at_once(config)
+
+
+def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Callable[[JobConfig], T]) -> list[T]:
+    """Return the result of `ask` for each candidate. Raises ConfigError with the faults of all candidates.
+
+    A fault of a candidate alone stands at its entry, with the key that the entry changes; a fault of all at its own
+    key. Raises BudgetError if money alone is short.
+    """
+    results, faults, poor = list[T](), dict[Fault, list[int]](), list[tuple[int, BudgetError]]()
+    for index, each in (known := list(configs)):
+        try:
+            results.append(ask(each))
+        except ConfigError as error:
+            if error.where:
+                raise
+            for fault in error.faults:
+                faults.setdefault(fault, []).append(index)
+        except BudgetError as error:
+            poor.append((index, error))
+    if poor and not faults:
+        index, first = poor[0]
+        first.message = f"{entries.name_of(index)}: {first.message}" if len(known) > 1 else first.message
+        raise first
+    if faults:
+        raise ConfigError([each for fault, at in faults.items() for each in _named(config, fault, at, len(known))])
+    return results
+
+
+def _named(config: JobConfig, fault: Fault, at: Sequence[int], count: int) -> Iterator[Fault]:
+    """Yield a fault of the candidates with these numbers, at the entries' keys; a fault of all stays as it is."""
+    if len(at) == count or fault.is_warning or config.capacity is None:
+        yield fault
+        return
+    file = config.model_dump(mode="json", exclude_defaults=True)
+    for index in at:
+        entry = config.capacity.entries[index]
+        changed = [key for key, value in entry.items() if value != entries.value_at(file, key)]
+        if not changed:
+            yield fault
+        elif any(f"{fault.key}.".startswith(f"{key}.") for key in changed):
+            yield replace(fault, key=entries.name_of(index, fault.key))
+        else:
+            message = f"{fault.message} ({fault.key})" if fault.key else fault.message
+            yield replace(fault, message=message, key=entries.name_of(index))

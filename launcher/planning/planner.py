@@ -27,8 +27,10 @@ LAST = 1 - 1e-9  # the share of a range just before its end
 STOP_TAIL_S = caps.STOP_MARGIN_S
 
 
-def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
+def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0, late_micro: int = 0) -> Plan:
     """Return the plan of the next attempt, after earlier attempts have cost `spent_micro` at worst.
+
+    `late_micro` of the budget is kept for the late start of an earlier candidate.
 
     Raises ConfigError if the batch cannot be split over the ranks or a budget has no price; BudgetError if the
     remaining money buys no useful run.
@@ -44,11 +46,11 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0) -> Plan:
         slots, slot_ranks = _slots(config, sweep, nproc, capacity)
     batch_ranks = (instances, nproc) if sweep is None else (sweep.instances, slot_ranks)
     nproc = nproc if sweep is None else 1
-    price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
-    rate = None if price_micro is None else CostRate(instances, price_micro, capacity.uncertainty)
+    rate = _rate(config, capacity)
+    price_micro = None if rate is None else rate.price_micro
     is_unpriced = capacity.is_own and not capacity.hourly_usd
     budget = None if is_unpriced else config.budget
-    cap = _cap(config, budget, capacity, rate, spent_micro)
+    cap = _cap(config, budget, capacity, rate, spent_micro, late_micro)
     is_hard = cap.reason == "budget" and budget is not None and budget.on_limit == "stop"
     own_limit_s = cap.cap_s if is_hard else caps.own_limit_s(cap.cap_s, terms)
     worst_micro = None if rate is None else cap.worst_case_micro
@@ -148,7 +150,12 @@ def _slots(config: JobConfig, sweep: Sweep, nproc: int, capacity: Capacity) -> t
 
 
 def _cap(
-    config: JobConfig, budget: Budget | None, capacity: Capacity, rate: CostRate | None, spent_micro: int
+    config: JobConfig,
+    budget: Budget | None,
+    capacity: Capacity,
+    rate: CostRate | None,
+    spent_micro: int,
+    late_micro: int,
 ) -> caps.Cap:
     """Return the seconds that the job may run, and whether the time limit or the budget sets them."""
     longest_s = config.limits.max_duration
@@ -157,10 +164,10 @@ def _cap(
     if rate is None or budget is None or budget.on_limit == "alert":
         worst_micro = 0 if rate is None else worst_case_micro(longest_s, rate, capacity.terms)
         return caps.Cap(longest_s, "time_limit", worst_micro)
-    found = caps.choose(budget.limit, spent_micro, rate, capacity.terms, longest_s)
+    found = caps.choose(budget.limit, spent_micro + late_micro, rate, capacity.terms, longest_s)
     if isinstance(found, caps.Cap):
         return found
-    raise _refused(found, budget.limit, rate, capacity)
+    raise _refused(found, budget.limit, rate, capacity, late_micro)
 
 
 def _require_price(config: JobConfig, capacity: Capacity) -> None:
@@ -179,17 +186,39 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
     raise ConfigError([*unknown, Fault(message, key="budget.limit", hint=hint)])
 
 
-def _refused(found: caps.LimitRefusal, limit_micro: int, rate: CostRate, capacity: Capacity) -> BudgetError:
-    spent_micro = limit_micro - found.left_micro
+def late_start_micro(config: JobConfig, capacity: Capacity) -> int:
+    """Return the cost of a start that comes after the job has moved on, and that ends before its ranks start."""
+    rate, terms = _rate(config, capacity), replace(capacity.terms, starts=1)
+    return 0 if rate is None else worst_case_micro(terms.lead_s, rate, terms)
+
+
+def unlimited_micro(config: JobConfig, capacity: Capacity) -> int | None:
+    """Return the worst case without a budget, to compare candidates: a budget would make all alike; None if unknown."""
+    rate = _rate(config, capacity)
+    return None if rate is None else worst_case_micro(config.limits.max_duration, rate, capacity.terms)
+
+
+def _rate(config: JobConfig, capacity: Capacity) -> CostRate | None:
+    if capacity.hourly_usd is None:
+        return None
+    return CostRate(config.resources.instances, ceil(round(capacity.hourly_usd * 1e6, 3)), capacity.uncertainty)
+
+
+def _refused(
+    found: caps.LimitRefusal, limit_micro: int, rate: CostRate, capacity: Capacity, late_micro: int
+) -> BudgetError:
+    gone_micro = limit_micro - found.left_micro
+    spent_micro = gone_micro - late_micro
     left = f"the {format_money(down(max(found.left_micro, 0)))} left of {format_money(limit_micro)}"
     hourly = f"{rate.instances * rate.price_micro / 1e6:.2f} USD an hour"
     if capacity.uncertainty > 1:
         hourly += f" and up to {capacity.uncertainty:g} times that"
-    what = left if spent_micro else f"the budget of {format_money(limit_micro)}"
-    buys = f"{'buy' if spent_micro else 'buys'} {span(found.affordable_s) if found.affordable_s else 'no run'}"
+    what = left if gone_micro else f"the budget of {format_money(limit_micro)}"
+    buys = f"{'buy' if gone_micro else 'buys'} {span(found.affordable_s) if found.affordable_s else 'no run'}"
     tail = f" and {span(capacity.terms.tail_s)} of stopping" if capacity.terms.tail_s else ""
     needs = f"{span(found.least_s)}{tail} need a budget of {format_money(up(found.enough_micro))}"
     billed = f"; {format_money(up(spent_micro))} may have been billed so far, at worst" if spent_micro else ""
+    billed += f"; {format_money(up(late_micro))} are kept for a late start" if late_micro else ""
     hint = f"{needs}; or take fewer or cheaper instances"
     error = BudgetError(f"{what} {buys} at {hourly}{billed}", where="budget.limit", hint=hint)
     error.enough_micro = found.enough_micro

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,18 +17,19 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
+from ..config.entries import name_of
 from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
-from . import images, local_data, plan_text, secret_files
+from . import candidates, images, local_data, secret_files
 from . import planner as plans
 from . import shipped as shipped_code
 from .job_spec import node_counts
+from .prepared import Prepared as Prepared  # for callers of `prepare`
 from .request_rules import own_places
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig, Resources
-    from ..job import Job
     from ..plan import Plan
 
 MOST_NAMED = 3  # changed files, in a warning
@@ -36,38 +38,14 @@ MOST_LOOKS = 12  # for further faults of a config
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 MIN_INSTANCES = "resources.min_instances"
 _MACHINE = ("resources", "resources.accelerators", "resources.instance_type")
-_ABILITIES = (backends.Backend, backends.HasCheckpoints, backends.Machines, backends.ReceivesModels, backends.Priced)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A prepared submit, before any change. `request` is for the id `NAME-00000`."""
-
-    config: JobConfig
-    config_file: Path
-    backend: backends.Backend
-    plan: Plan
-    bundle: backends.Bundle
-    request: backends.Request
-    notes: tuple[str, ...] = ()  # on the config
-    warnings: tuple[str, ...] = ()
-    old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
-    settings: tuple[str, ...] = ()  # `a.b=value` from the command line, of all attempts
-    unknown_region: Fault | None = None  # a warning, also among the notes
-    candidates: tuple[Prepared, ...] = ()  # in the order of trying, this one first; empty without `capacity`
-    candidate: int = 0  # the number of the entry in the config's `capacity.try`
-    is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
-
-    def lines(self, before: Job | None = None) -> list[str]:
-        """Return lines for people: the plan, the code, and warnings; of a job `before`, only the cost and changes."""
-        earlier = None if before is None else before.attempt.plan
-        first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
-        is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
-        code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
-        runtime = [images.line(self.request.runtime)] if self.request.runtime and before is None else []
-        unaided = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
-        code = [*runtime, *code]
-        return [f"{self.config.backend}: {first}", *rest, *code, *self.notes, *self.warnings, *self.old, *unaided]
+_ABILITIES = (
+    backends.Backend,
+    backends.HasCheckpoints,
+    backends.Machines,
+    backends.ReceivesModels,
+    backends.Priced,
+    backends.ListsTypes,
+)
 
 
 def prepare(
@@ -85,38 +63,118 @@ def prepare(
 
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
-    parent, whose place is an input of the config already. `job_id`: of a further attempt, whose places have the id.
+    parent, whose place is an input of the config already. `job_id`: of a further attempt, whose places have the id, and
+    which is of the config alone. All candidates of a first attempt are prepared, with one archive.
     """
+    with _with_further_faults(config, config_file, is_shipped=shipped is not None):
+        config, tried, late_micro = _in_order(config, alone=bool(job_id))
+        configs = [each for _, each in tried]
+        pack = functools.cache(lambda: _packed(configs, config_file, cache, shipped, job_id, dry=dry))
+
+        def one(each: JobConfig) -> Prepared:
+            return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
+
+        found = candidates.of_all(config, tried, one)
+        refuse(_other_ranks(found, tried))
+    found = [replace(each, candidate=at) for each, (at, _) in zip(found, tried, strict=True)]
+    return found[0] if config.capacity is None or job_id else _held(found, late_micro)
+
+
+def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[int, JobConfig]], int]:
+    """Return the config, the config of each request in the order of trying, and the cost of a late start.
+
+    With `order: price` the entries of the config are in the order of trying too. `alone`: no candidates but the config.
+    Raises ConfigError with the faults of all machines.
+    """
+    if config.capacity is None or alone:
+        return config, [(0, config)], 0
+    known = candidates.candidates(config)
+    found = candidates.of_all(config, enumerate(known), lambda each: backends.load(each.backend).capacity(each))
+    if config.capacity.order == "price":
+        worst = [plans.unlimited_micro(each, capacity) for each, capacity in zip(known, found, strict=True)]
+        order = sorted(range(len(worst)), key=lambda index: (worst[index] is None, worst[index] or 0))
+        config, found = candidates.reordered(config, order), [found[index] for index in order]
+        known = candidates.candidates(config)
+    gpus = [each.gpus for each in found]
+    late_micro = max(plans.late_start_micro(*each) for each in zip(known, found, strict=True))
+    return config, list(candidates.joined(known, gpus)), late_micro
+
+
+def _held(found: list[Prepared], late_micro: int) -> Prepared:
+    """Return the first candidate with all candidates, each with what is held for all of them."""
+    worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
+    hold_micro = max(worst) + late_micro if worst else None
+    tried = tuple(replace(each, plan=replace(each.plan, hold_micro=hold_micro)) for each in found)
+    return replace(tried[0], candidates=tried)
+
+
+def _other_ranks(found: list[Prepared], tried: list[tuple[int, JobConfig]]) -> Iterator[Fault]:
+    """Yield a fault for each candidate that would train another batch, or other trials at once, than the first."""
+    first = found[0].plan
+    for each, (index, config) in zip(found, tried, strict=True):
+        plan, sweep = each.plan, config.sweep
+        of_trials = (plan.instances, plan.slots) != (first.instances, first.slots) and sweep is not None
+        if of_trials or (plan.ranks != first.ranks and config.task is None):
+            what = (
+                "a script sets its batch by its own arguments" if sweep is None else "the trials at once would change"
+            )
+            message = f"{counted(plan.ranks, 'rank')}, and the first candidate has {first.ranks}: {what}"
+            same = f"name machines with {first.devices_per_node} GPUs, or set `resources.instances` in the entry"
+            hint = same if sweep is not None else f"{same}; a `task` keeps its `training.global_batch_size`"
+            yield Fault(message, name_of(index), hint=hint)
+
+
+def _packed(
+    configs: list[JobConfig], config_file: Path, cache: Path, shipped: backends.Bundle | None, job_id: str, *, dry: bool
+) -> tuple[backends.Bundle, tuple[str, ...]]:
+    """Return the archive of the code of all candidates, and a warning about changed files if it is an earlier one's."""
     from ..config.codefiles import needed
+
+    config, base = configs[0], config_file.parent
+    code, most = base / config.code.dir, config.code.max_size_mb * shipped_code.MB
+    outside = dict.fromkeys(line for each in configs for line in local_data.outside_code(each, base, job_id))
+    exclude = (*config.code.exclude, *outside)
+    if shipped is not None:
+        return shipped, _old_code(bundles.changed(shipped, code, exclude, config_file))
+    files = dict.fromkeys(pair for each in configs for pair in needed(each, code))
+    return bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files), ()
+
+
+def _prepared(
+    config: JobConfig,
+    config_file: Path,
+    pack: Callable[[], tuple[backends.Bundle, tuple[str, ...]]],
+    shipped: backends.Bundle | None,
+    spent_micro: int,
+    late_micro: int,
+    parent: Sequence[str],
+) -> Prepared:
+    """Return the prepared submit of a candidate. Raises ConfigError with the faults of the first check that fails."""
     from ..config.codenotes import notes_of
 
-    with _with_further_faults(config, config_file, is_shipped=shipped is not None):
-        require_whole(config.backend)
-        config, along = local_data.pinned(config, config_file.parent)
-        backend = backends.load(config.backend)
-        capacity = backend.capacity(config)
-        plan = plans.make(config, capacity, spent_micro)
-        if config.sweep is not None and shipped is None:
-            refuse(plans.value_faults(config, plan))
-        code, most = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
-        exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent, job_id))
-        files = needed(config, code)
-        bundle = shipped or bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files)
-        dry_id = f"{config.name}-{DRY_SUFFIX}"
-        request = backend.request(plan, config, dry_id, 1, bundle.sha256)
-        checked = _checked(backend, config, plan, request, None if shipped else code)
-        refuse(fault for fault in checked if not fault.is_warning)
-        if (own_config := own_places(config, dry_id)) != config:  # faults name the places as written
-            request = backend.request(plan, own_config, dry_id, 1, bundle.sha256)
-        knows = request.runtime is not None and bool(request.runtime.torch)
-        doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
-        of_code = notes_of(config, code, plan.ranks, knows_torch=knows)
-        own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
-        old = _old_code(bundles.changed(shipped, code, exclude, config_file)) if shipped else ()
-        warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
-        notes = (*request.notes, *parent, *along, *warned)
-        warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
-        return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
+    require_whole(config.backend)
+    config, along = local_data.pinned(config, config_file.parent)
+    backend = backends.load(config.backend)
+    capacity = backend.capacity(config)
+    plan = plans.make(config, capacity, spent_micro, late_micro)
+    if config.sweep is not None and shipped is None:
+        refuse(plans.value_faults(config, plan))
+    code = config_file.parent / config.code.dir
+    bundle, old = pack()
+    dry_id = f"{config.name}-{DRY_SUFFIX}"
+    request = backend.request(plan, config, dry_id, 1, bundle.sha256)
+    checked = _checked(backend, config, plan, request, None if shipped else code)
+    refuse(fault for fault in checked if not fault.is_warning)
+    if (own_config := own_places(config, dry_id)) != config:  # faults name the places as written
+        request = backend.request(plan, own_config, dry_id, 1, bundle.sha256)
+    knows = request.runtime is not None and bool(request.runtime.torch)
+    doubts = [f"warning: {fault.message} ({fault.key})" for fault in checked]
+    of_code = notes_of(config, code, plan.ranks, knows_torch=knows)
+    own = () if shipped else (*secret_files.notes_of(config, config_file), *of_code)
+    warned = (*_old_price(backend, config, plan, config_file), *_warnings(config, request, plan))
+    notes = (*request.notes, *parent, *along, *warned)
+    warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
+    return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
 
 
 @contextlib.contextmanager
@@ -154,15 +212,20 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
     from ..config.codefiles import needed
 
     folder, max_bytes = config_file.parent / config.code.dir, config.code.max_size_mb * shipped_code.MB
-    files = needed(config, folder)
-    exclude = (*config.code.exclude, *local_data.outside_code(config, config_file.parent))
+    known = candidates.candidates(config)
+    files = dict.fromkeys(pair for each in known for pair in needed(each, folder))
+    outside = [line for each in known for line in local_data.outside_code(each, config_file.parent)]
+    exclude = (*config.code.exclude, *dict.fromkeys(outside))
 
     def ask(each: JobConfig) -> None:
         require_all(
             lambda: _require_request(each, folder), lambda: local_data.pinned(each, config_file.parent, hashes=False)
         )
 
-    require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), lambda: _require_all_of(config, ask))
+    def of_all() -> None:
+        candidates.of_all(config, enumerate(known), lambda each: _require_all_of(each, ask))
+
+    require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), of_all)
 
 
 def _require_all_of(config: JobConfig, ask: Callable[[JobConfig], object]) -> None:
@@ -273,14 +336,6 @@ def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
     except BudgetError:  # the user learns about money after the faults are fixed
         pass
     return ()
-
-
-def _unaided(config: JobConfig) -> list[str]:
-    """Return a warning that a resumed script gets no other arguments than at its first start."""
-    if not (config.script or config.module) or not config.keep or config.resume_args:
-        return []
-    same = "warning: the script starts with the same arguments, because `resume_args` is not set"
-    return [f"{same}: unless the script loads its kept files by itself, it begins at step 0 and may overwrite them"]
 
 
 def _old_code(names: list[str]) -> tuple[str, ...]:

@@ -1,0 +1,141 @@
+"""A prepared submit, in lines for people: the plan, the code, warnings, and the candidates side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloudtrain.entrypoints.format import counted, dollars, span, up
+
+from .. import backend as backends
+from ..errors import Fault
+from ..text.tables import hidden, table, width, wrapped
+from . import bundle as bundles
+from . import images, plan_text
+
+if TYPE_CHECKING:
+    from ..config.schema import JobConfig
+    from ..job import Job
+    from ..plan import Plan
+
+HEAD = ("candidate", "place", "machine", "price", "ranks", "batch", "USD/h", "cap", "worst case")
+_DROPPED = ("batch", "cap", "ranks")  # where the terminal is narrow
+OURS = "a command of cloudtrain that follows the job (submit, watch, advance)"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A prepared submit, before any change. `request` is for the id `NAME-00000`."""
+
+    config: JobConfig
+    config_file: Path
+    backend: backends.Backend
+    plan: Plan
+    bundle: backends.Bundle
+    request: backends.Request
+    notes: tuple[str, ...] = ()  # on the config
+    warnings: tuple[str, ...] = ()
+    old: tuple[str, ...] = ()  # warnings that the submitted code or config is sent, though the files have changed
+    settings: tuple[str, ...] = ()  # `a.b=value` from the command line, of all attempts
+    unknown_region: Fault | None = None  # a warning, also among the notes
+    candidates: tuple[Prepared, ...] = ()  # in the order of trying, this one first; empty without `capacity`
+    candidate: int = 0  # the number of the entry in the config's `capacity.try`
+    is_repeat: bool = False  # the code and the config of an earlier attempt, except for the budget
+
+    def lines(self, before: Job | None = None) -> list[str]:
+        """Return lines for people: the plan, the code, and warnings; of a job `before`, only the cost and changes."""
+        earlier = None if before is None else before.attempt.plan
+        first, *rest = plan_text.lines(self.plan, self.config.backend, earlier)
+        is_same = before is not None and before.bundle.get("sha256") == self.bundle.sha256
+        code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
+        runtime = [images.line(self.request.runtime)] if self.request.runtime and before is None else []
+        unaided = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
+        code = [*runtime, *code]
+        notes = (*_candidates(self), *self.notes, *self.warnings, *self.old, *unaided)
+        return [f"{self.config.backend}: {first}", *rest, *code, *notes]
+
+
+def _candidates(prepared: Prepared) -> list[str]:
+    """Return the table of the candidates, what is held, and who moves on; no lines for a job without candidates."""
+    found, plan = prepared.candidates, prepared.plan
+    if not found:
+        return []
+    columns = width()
+    shown = table(HEAD, [_row(each) for each in found], drop=_DROPPED, shorten={"machine": 12}, columns=columns)
+    notes = hidden(HEAD[:-1], shown)
+    if plan.hold_micro:
+        late_micro = plan.hold_micro - max(each.plan.worst_case_micro or 0 for each in found)
+        late = f"{dollars(up(late_micro))} for a late start"
+        notes.append(
+            f"held once for all: {dollars(up(plan.hold_micro))}, the dearest candidate's worst case and {late}"
+        )
+    listed = [str(each.candidate) for each in found if each.plan.lists_machines]
+    if listed:
+        notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
+    if len(found) > 1:
+        notes.append(f"from one candidate to the next moves {OURS}; to have one always: cloudtrain watch --install")
+    known = (*prepared.notes, *prepared.warnings)
+    notes += _rounds(prepared)
+    for each in found[1:]:
+        notes += [f"candidate {each.candidate}: {line}" for line in (*each.notes, *each.warnings) if line not in known]
+    return [*shown, *wrapped(notes, columns)]
+
+
+def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
+    """Return the candidates for JSON, in the order of trying."""
+    return [
+        {
+            "candidate": each.candidate,
+            "backend": each.config.backend,
+            "region": _region(each),
+            "spot": each.config.resources.spot,
+            "types_moved_by": each.config.backend if each.plan.lists_machines else None,
+            "request": each.request.body,
+            "plan": each.plan.dump(),
+        }
+        for each in prepared.candidates
+    ]
+
+
+def _row(each: Prepared) -> tuple[str, ...]:
+    plan, batch, spot = each.plan, each.plan.batch, each.config.resources.spot
+    split = "-" if batch is None else f"{batch.global_size} = {batch.micro_size} x {batch.accumulation} x"
+    is_known = plan.price_micro is not None and plan.worst_case_micro is not None
+    return (
+        str(each.candidate),
+        " ".join(filter(None, [each.config.backend, _region(each)])),
+        plan.machine or "-",
+        ("spot" if plan.is_spot_price or not plan.price_micro else "spot, at most") if spot else "on demand",
+        f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
+        split if batch is None else f"{split} {batch.data_ranks(plan.ranks)}",
+        f"{plan.instances * (plan.price_micro or 0) / 1e6:.2f}" if is_known else "unknown",
+        span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else ""),
+        dollars(up(plan.worst_case_micro or 0)) if is_known else "unknown",
+    )
+
+
+def _region(each: Prepared) -> str | None:
+    backend = each.backend
+    return backend.price_region(each.config) if isinstance(backend, backends.Priced) else None
+
+
+def _rounds(prepared: Prepared) -> list[str]:
+    """Return when the search ends."""
+    capacity = prepared.config.capacity
+    if capacity is None:
+        return []
+    limits = capacity.limits
+    rounds = 3 if limits.rounds is None and limits.until is None else limits.rounds
+    ends = [*([counted(rounds, "round")] if rounds else []), *([span(limits.until)] if limits.until else [])]
+    wait = f"each waits at most {span(capacity.wait)}; " if capacity.wait is not None else ""
+    after = "the job waits in line" if prepared.config.queue.wait else "the job fails with exit code 5"
+    return [f"{wait}after {' or '.join(ends)} without machines {after}"]
+
+
+def _unaided(config: JobConfig) -> list[str]:
+    """Return a warning that a resumed script gets no other arguments than at its first start."""
+    if not (config.script or config.module) or not config.keep or config.resume_args:
+        return []
+    same = "warning: the script starts with the same arguments, because `resume_args` is not set"
+    return [f"{same}: unless the script loads its kept files by itself, it begins at step 0 and may overwrite them"]
