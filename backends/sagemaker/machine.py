@@ -98,18 +98,11 @@ def types_at_once(config: JobConfig) -> int:
 
 
 def _no_list(config: JobConfig, machines: tuple[Machine, ...]) -> Iterator[Fault]:
-    """Yield the faults of a list of types."""
-    key, most = "resources.instance_type", types_at_once(config)
-    names = [each.instance_type for each in machines]
-    if most == 1:
-        message = "a list of machine types goes with machines on demand, torchrun, no training_plan and no keep_alive"
-        yield Fault(message, key, hint="name one type, or write entries under `capacity.try`")
-    elif len(names) > most or len(set(names)) < len(names):
-        yield Fault(f"SageMaker takes a list of 1 to {most} unlike types", key, hint="leave some out")
-    if len({each.count for each in machines}) > 1:
-        counts = ", ".join(f"{each.instance_type} {each.count}" for each in machines)
-        hint = "name types with as many GPUs, or write entries under `capacity.try`"
-        yield Fault(f"the types of a list have unlike numbers of GPUs: {counts}", key, hint=hint)
+    names, counts = {each.instance_type for each in machines}, {each.count for each in machines}
+    if len(machines) > types_at_once(config) or len(names) < len(machines) or len(counts) > 1:
+        message = f"SageMaker takes a list of 1 to {MOST_TYPES} types, with as many GPUs in each, on demand"
+        hint = "with torchrun, no `training_plan` and no `keep_alive`; other machines go under `capacity.try`"
+        yield Fault(message, "resources.instance_type", hint=hint)
 
 
 def disk_usd(instance_type: str, size_gb: int) -> float:

@@ -46,8 +46,9 @@ def prepare(
             raise
         own = "inputs.init_from"  # no key of the file
         raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in faults]) from error
-    if dry and shipped is None and config.resources.spot:
+    on_spot = [each for each in prepared.candidates or (prepared,) if each.config.resources.spot]
+    if dry and shipped is None and on_spot:
         from . import proofs
 
-        return replace(prepared, warnings=(*prepared.warnings, *proofs.notes(prepared)))
+        return replace(prepared, warnings=(*prepared.warnings, *proofs.notes(on_spot[0])))
     return prepared

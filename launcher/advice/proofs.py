@@ -23,7 +23,7 @@ from ..store.database import Database
 from ..store.home import where
 
 _APART = {"name", "backend", "code", "resources", "limits", "budget", "project", "notify", "retry", "tags", "sweep"}
-_APART |= {*BUILT_IN}
+_APART |= {*BUILT_IN, "capacity"}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
 _NAMES_OF = ("inputs", "outputs")  # names only, not addresses
 _NOT_REPEATED = {"name", "resources.spot", "budget.limit"}  # in the suggested command

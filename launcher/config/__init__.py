@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +93,7 @@ def _checked(
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
-    tried, more = entries.completed(root, _grafted, partial(_candidate, folder=path.parent), faults)
+    tried, more = _candidates(root, path.parent, faults)
     faults += more
     if (
         faults
@@ -113,11 +112,19 @@ def _checked(
     return accelerate.applied(config, path.parent)
 
 
-def _candidate(root: YamlNode, folder: Path) -> tuple[JobConfig | None, list[Fault]]:
-    """Return the config of the file under an entry of `capacity.try`, and its faults."""
-    config, faults = _validated(root)
-    faults += rules.faults_of(root)
-    return (None if config is None or faults else accelerate.applied(config, folder)), faults
+def _candidates(root: YamlNode, folder: Path, before: Sequence[Fault]) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Return the completed entries of `capacity.try`, and the faults that the file under each has in addition."""
+    known, found, faults = {(fault.message, fault.key) for fault in before}, [], list[Fault]()
+    for index, entry in enumerate(entries.of_tree(root)):
+        tree = root
+        for key, member in entry.items():
+            tree = _grafted(tree, (), tuple(key.split(".")), member.node, member.place)
+        config, more = _validated(tree)
+        new = [each for each in (*more, *rules.faults_of(tree)) if (each.message, each.key) not in known]
+        faults += [_placed(entries.named(fault, index, entry), root, ()) for fault in new]
+        data = None if config is None or new else accelerate.applied(config, folder)
+        found.append({} if data is None else data.model_dump(mode="json", exclude_defaults=True))
+    return entries.completed(root, found), faults
 
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:

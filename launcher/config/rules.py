@@ -62,9 +62,7 @@ def faults_of(root: YamlNode) -> list[Fault]:
     of_places = (_patterns, _mirror, _backslashes, _written, _inputs)
     of_names = (_notify, _launchers, _environment, _references)
     return [
-        fault
-        for rule in (*of_runs, *of_places, *of_names, _backend, _sweep, entries.keys_fault)
-        for fault in rule(root)
+        fault for rule in (*of_runs, *of_places, *of_names, _backend, _sweep, entries.faults_of) for fault in rule(root)
     ]
 
 

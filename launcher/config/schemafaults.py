@@ -101,41 +101,10 @@ def either(names: Sequence[str]) -> str:
     return f"{quoted(names[:-1])} or `{names[-1]}`"
 
 
-def key_hint(name: str, path: KeyPath) -> str:
-    """Return the key that an unknown key likely means, or where the keys are listed."""
-    above = fields.field_at(path[:-1])
-    model = schema.model() if len(path) == 1 else fields.section(above) if above is not None else None
-    siblings = list(model.model_fields) if model is not None else []
-    plain = name.lower().replace("-", "_").strip()
-    if plain in siblings:
-        return f"did you mean `{plain}`?"
-    if own := foreign_keys.sibling(str(path[0]), plain):
-        return f"it is `{own}` here"
-    if said := foreign_keys.advice(name, dotted(path[:-1])):
-        return said
-    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, fields.TYPO)):
-        return f"did you mean `{close[0]}`?"
-    elsewhere = fields.keys_named(plain)
-    if elsewhere and len(elsewhere) <= 3:
-        sections = [place.rpartition(".")[0] for place in elsewhere]
-        if not all(sections):
-            return f"`{plain}` stands at the top level"
-        return f"`{plain}` belongs under {' or '.join(f'`{section}`' for section in sections)}"
-    if close := get_close_matches(plain, siblings, 1, 0.7):
-        return f"did you mean `{close[0]}`?"
-    if len(path) > 1 and (close := get_close_matches(plain, schema.model().model_fields, 1, 0.8)):
-        return f"did you mean `{close[0]}`, at the top level?"
-    if close := get_close_matches(plain, siblings, 1):
-        return f"did you mean `{close[0]}`?"
-    if len(siblings) <= 12:
-        return f"keys here: {quoted(siblings)}"
-    return f"`cloudtrain explain{''.join(f' {dotted(path[:-1])}' if len(path) > 1 else '')}` lists the keys"
-
-
 def _fault(error: dict[str, Any], path: KeyPath, node: YamlNode | None, root: YamlNode) -> Fault:
     kind = error["type"]
     if kind == "extra_forbidden":
-        return Fault(f"unknown key `{path[-1]}`", dotted(path), key_place(root, path), key_hint(str(path[-1]), path))
+        return Fault(f"unknown key `{path[-1]}`", dotted(path), key_place(root, path), _key_hint(str(path[-1]), path))
     if kind == "missing":
         return _missing_key(path, root)
     if path and path[-1] == "[key]":
@@ -241,6 +210,36 @@ def _shape_hint(node: YamlNode | None, path: KeyPath) -> str:
         return f"keys here: {quoted(model.model_fields)}"
     name = next(step for step in reversed(path) if isinstance(step, str))
     return f"as in `{name}: {fields.as_yaml(field.examples[0])}`" if field.examples else ""
+
+
+def _key_hint(name: str, path: KeyPath) -> str:
+    above = fields.field_at(path[:-1])
+    model = schema.model() if len(path) == 1 else fields.section(above) if above is not None else None
+    siblings = list(model.model_fields) if model is not None else []
+    plain = name.lower().replace("-", "_").strip()
+    if plain in siblings:
+        return f"did you mean `{plain}`?"
+    if own := foreign_keys.sibling(str(path[0]), plain):
+        return f"it is `{own}` here"
+    if said := foreign_keys.advice(name, dotted(path[:-1])):
+        return said
+    if len(path) == 1 and (close := get_close_matches(plain, siblings, 1, fields.TYPO)):
+        return f"did you mean `{close[0]}`?"
+    elsewhere = fields.keys_named(plain)
+    if elsewhere and len(elsewhere) <= 3:
+        sections = [place.rpartition(".")[0] for place in elsewhere]
+        if not all(sections):
+            return f"`{plain}` stands at the top level"
+        return f"`{plain}` belongs under {' or '.join(f'`{section}`' for section in sections)}"
+    if close := get_close_matches(plain, siblings, 1, 0.7):
+        return f"did you mean `{close[0]}`?"
+    if len(path) > 1 and (close := get_close_matches(plain, schema.model().model_fields, 1, 0.8)):
+        return f"did you mean `{close[0]}`, at the top level?"
+    if close := get_close_matches(plain, siblings, 1):
+        return f"did you mean `{close[0]}`?"
+    if len(siblings) <= 12:
+        return f"keys here: {quoted(siblings)}"
+    return f"`cloudtrain explain{''.join(f' {dotted(path[:-1])}' if len(path) > 1 else '')}` lists the keys"
 
 
 def _missing_key(path: KeyPath, root: YamlNode) -> Fault:

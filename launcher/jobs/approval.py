@@ -69,8 +69,9 @@ def require_allowed(
         return []
     from ..advice import proofs
 
-    if proofs.is_needed(prepared.config) and not force:
-        proofs.require(registry.database, prepared)
+    for each in prepared.candidates or (prepared,):
+        if proofs.is_needed(each.config) and not force:
+            proofs.require(registry.database, each)
     if prepared.plan.most_micro == 0:
         return []
     books = budget_preview.books_of(prepared.config)

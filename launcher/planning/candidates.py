@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import backend as backends
@@ -26,24 +24,21 @@ def candidates(config: JobConfig) -> tuple[JobConfig, ...]:
     if config.capacity is None:
         return (config,)
     data = config.model_dump(mode="json", exclude_defaults=True)
-    return tuple(under(data, entry) for entry in config.capacity.entries)
+    return tuple(_under(data, entry) for entry in config.capacity.entries)
 
 
-def under(data: Mapping[str, Any], entry: Mapping[str, Any]) -> JobConfig:
-    """Return the config of the data, without defaults, with the values of an entry; null unsets a key."""
-    changed = copy.deepcopy(dict(data))
+def _under(data: Mapping[str, Any], entry: Mapping[str, Any]) -> JobConfig:
+    """Return the config of the data, without defaults, with the values of an entry."""
     for key, value in entry.items():
-        *above, last = key.split(".")
-        sections = [changed]
-        for step in above:
-            sections.append(sections[-1].setdefault(step, {}))
-        sections[-1][last] = value
-        if value is None:
-            del sections[-1][last]
-            for step, section in zip(reversed(above), reversed(sections[:-1]), strict=True):
-                if not section[step]:  # the same as a section that the file lacks
-                    del section[step]
-    return schema.model_of(changed).model_validate(changed)
+        data = _with(data, key.split("."), value)
+    return schema.model_of(data).model_validate(data)
+
+
+def _with(section: Mapping[str, Any], steps: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return the section with a value at the path; null unsets the key, and a section without keys goes too."""
+    step, *rest = steps
+    inner = (_with(section.get(step) or {}, rest, value) or None) if rest else value
+    return {key: each for key, each in {**section, step: inner}.items() if key != step or inner is not None}
 
 
 def reordered(config: JobConfig, order: Iterable[int]) -> JobConfig:
@@ -110,19 +105,10 @@ def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Cal
     return results
 
 
-def _named(config: JobConfig, fault: Fault, at: Sequence[int], count: int) -> Iterator[Fault]:
-    """Yield a fault of the candidates with these numbers, at the entries' keys; a fault of all stays as it is."""
-    if len(at) == count or fault.is_warning or config.capacity is None:
-        yield fault
-        return
+def _named(config: JobConfig, fault: Fault, at: Sequence[int], count: int) -> list[Fault]:
+    if len(at) == count or config.capacity is None:
+        return [fault]
     file = config.model_dump(mode="json", exclude_defaults=True)
-    for index in at:
-        entry = config.capacity.entries[index]
-        changed = [key for key, value in entry.items() if value != entries.value_at(file, key)]
-        if not changed:
-            yield fault
-        elif any(f"{fault.key}.".startswith(f"{key}.") for key in changed):
-            yield replace(fault, key=entries.name_of(index, fault.key))
-        else:
-            message = f"{fault.message} ({fault.key})" if fault.key else fault.message
-            yield replace(fault, message=message, key=entries.name_of(index))
+    tried = {index: config.capacity.entries[index] for index in at}
+    new = {i: [key for key, value in tried[i].items() if value != entries.value_at(file, key)] for i in at}
+    return [entries.named(fault, index, new[index]) if new[index] else fault for index in at]

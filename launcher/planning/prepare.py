@@ -74,10 +74,15 @@ def prepare(
         def one(each: JobConfig) -> Prepared:
             return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
 
-        found = candidates.of_all(config, tried, one)
-        refuse(_other_ranks(found, tried))
-    found = [replace(each, candidate=at) for each, (at, _) in zip(found, tried, strict=True)]
-    return found[0] if config.capacity is None or job_id else _held(found, late_micro)
+        each_one = zip(candidates.of_all(config, tried, one), tried, strict=True)
+        found = [replace(each, candidate=at) for each, (at, _) in each_one]
+        refuse(_other_ranks(found))
+    if config.capacity is None or job_id:
+        return found[0]
+    worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
+    hold_micro = max(worst) + late_micro if worst else None
+    found = [replace(each, plan=replace(each.plan, hold_micro=hold_micro)) for each in found]
+    return replace(found[0], candidates=tuple(found))
 
 
 def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[int, JobConfig]], int]:
@@ -100,28 +105,16 @@ def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[
     return config, list(candidates.joined(known, gpus)), late_micro
 
 
-def _held(found: list[Prepared], late_micro: int) -> Prepared:
-    """Return the first candidate with all candidates, each with what is held for all of them."""
-    worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
-    hold_micro = max(worst) + late_micro if worst else None
-    tried = tuple(replace(each, plan=replace(each.plan, hold_micro=hold_micro)) for each in found)
-    return replace(tried[0], candidates=tried)
-
-
-def _other_ranks(found: list[Prepared], tried: list[tuple[int, JobConfig]]) -> Iterator[Fault]:
+def _other_ranks(found: list[Prepared]) -> Iterator[Fault]:
     """Yield a fault for each candidate that would train another batch, or other trials at once, than the first."""
-    first = found[0].plan
-    for each, (index, config) in zip(found, tried, strict=True):
-        plan, sweep = each.plan, config.sweep
-        of_trials = (plan.instances, plan.slots) != (first.instances, first.slots) and sweep is not None
-        if of_trials or (plan.ranks != first.ranks and config.task is None):
-            what = (
-                "a script sets its batch by its own arguments" if sweep is None else "the trials at once would change"
-            )
-            message = f"{counted(plan.ranks, 'rank')}, and the first candidate has {first.ranks}: {what}"
-            same = f"name machines with {first.devices_per_node} GPUs, or set `resources.instances` in the entry"
-            hint = same if sweep is not None else f"{same}; a `task` keeps its `training.global_batch_size`"
-            yield Fault(message, name_of(index), hint=hint)
+    first, config = found[0].plan, found[0].config
+    for each in found if config.task is None or config.sweep is not None else ():
+        if (each.plan.ranks, each.plan.instances, each.plan.slots) != (first.ranks, first.instances, first.slots):
+            what = "the trials at once" if config.sweep is not None else "the batch of a script"
+            message = f"{each.plan.ranks} ranks in place of the first candidate's {first.ranks} change {what}"
+            hint = f"take {counted(first.instances, 'machine')} with {counted(first.devices_per_node, 'GPU')}"
+            hint += "; a `task` has a fixed `training.global_batch_size`, and may change its ranks"
+            yield Fault(message, name_of(each.candidate), hint=hint)
 
 
 def _packed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import counted, dollars, span, up
+from cloudtrain.entrypoints.format import dollars, span, up
 
 from .. import backend as backends
 from ..errors import Fault
@@ -76,7 +76,6 @@ def _candidates(prepared: Prepared) -> list[str]:
     if len(found) > 1:
         notes.append(f"from one candidate to the next moves {OURS}; to have one always: cloudtrain watch --install")
     known = (*prepared.notes, *prepared.warnings)
-    notes += _rounds(prepared)
     for each in found[1:]:
         notes += [f"candidate {each.candidate}: {line}" for line in (*each.notes, *each.warnings) if line not in known]
     return [*shown, *wrapped(notes, columns)]
@@ -118,19 +117,6 @@ def _row(each: Prepared) -> tuple[str, ...]:
 def _region(each: Prepared) -> str | None:
     backend = each.backend
     return backend.price_region(each.config) if isinstance(backend, backends.Priced) else None
-
-
-def _rounds(prepared: Prepared) -> list[str]:
-    """Return when the search ends."""
-    capacity = prepared.config.capacity
-    if capacity is None:
-        return []
-    limits = capacity.limits
-    rounds = 3 if limits.rounds is None and limits.until is None else limits.rounds
-    ends = [*([counted(rounds, "round")] if rounds else []), *([span(limits.until)] if limits.until else [])]
-    wait = f"each waits at most {span(capacity.wait)}; " if capacity.wait is not None else ""
-    after = "the job waits in line" if prepared.config.queue.wait else "the job fails with exit code 5"
-    return [f"{wait}after {' or '.join(ends)} without machines {after}"]
 
 
 def _unaided(config: JobConfig) -> list[str]:

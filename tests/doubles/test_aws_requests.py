@@ -55,6 +55,18 @@ BROKEN: dict[str, tuple[Change, str]] = {
         lambda it: it["ResourceConfig"].update(InstancePreferences=[{"InstanceType": "ml.m5.xlarge"}]),
         "InstancePreferences cannot be specified with InstanceType",
     ),
+    "count of some": (
+        lambda it: _prefer(it, {"InstanceType": "ml.m5.xlarge", "InstanceCount": 1}, {"InstanceType": "ml.c5.xlarge"}),
+        "InstanceCount must be set once",
+    ),
+    "preferred twice": (
+        lambda it: _prefer(it, *[{"InstanceType": "ml.m5.xlarge"}] * 2, InstanceCount=1),
+        "InstancePreferences must have unique instance types",
+    ),
+    "six preferences": (
+        lambda it: _prefer(it, *({"InstanceType": f"ml.m5.{size}xlarge"} for size in ("", 2, 4, 8, 12, 16))),
+        "length less than or equal to 5",
+    ),
     "no type": (lambda it: it["ResourceConfig"].pop("InstanceType"), "InstanceType is required"),
     "channels": (lambda it: it["InputDataConfig"].append(channel("code", "s3://b/x")), "must have unique names"),
     "two tags": (lambda it: it.update(Tags=[{"Key": "a", "Value": ""}] * 2), "Duplicate tag keys"),
@@ -74,6 +86,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "Invalid DNS suffix 'amazonaws.com' for region 'eu-west-1' in training image",
     ),
 }
+
+
+def _prefer(request: dict[str, Any], *preferences: dict[str, Any], **more: Any) -> None:
+    request["ResourceConfig"] = {"VolumeSizeInGB": 30, "InstancePreferences": list(preferences), **more}
 
 
 def _set_image(request: dict[str, Any], image: str) -> None:

@@ -82,13 +82,13 @@ def test_capacity_fault_names_the_entry_and_its_key(tmp_path: Path) -> None:
     assert [(fault.key, fault.place and fault.place.line) for fault in found] == [
         ("capacity.try[0].sagemaker.regio", 10),
         ("capacity.try[1].resources.spot", 11),
-        ("capacity.try[2].resources.accelerators", 12),
+        ("capacity.try[2]", 12),
     ]
     assert found[0].hint == "did you mean `region`?"
-    assert found[2].hint.endswith("take the file's away by `KEY: null` in the entry")
+    assert found[2].hint.endswith("`KEY: null` in the entry takes the file's away")
 
 
-@pytest.mark.parametrize("key", ["name", "training.max_steps", "code.dir", "budget.limit", "capacity.wait", "sweep"])
+@pytest.mark.parametrize("key", ["name", "training.max_steps", "code.dir", "budget.limit", "capacity.wait"])
 def test_capacity_entry_changes_no_key_of_what_is_trained(tmp_path: Path, key: str) -> None:
     """A candidate trains the same job, from the same code, for the same money."""
     fault = faults(tmp_path, f"  - {{{key}: 1}}\n")[0]
@@ -102,3 +102,9 @@ def test_capacity_is_named_for_the_key_of_a_similar_tool(tmp_path: Path, key: st
     with pytest.raises(ConfigError) as caught:
         load(tmp_path, "  - {}\n" + f"tags: {{}}\n{key}: []\n")
     assert caught.value.faults[0].hint == "it is `capacity.try` here"
+
+
+def test_capacity_entry_names_keys_and_no_section(tmp_path: Path) -> None:
+    """A whole section would replace the file's other keys of it."""
+    fault = faults(tmp_path, "  - {resources: {spot: true}}\n")[0]
+    assert (fault.message, fault.key) == ("`resources` is a section", "capacity.try[0].resources")

@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -17,7 +18,7 @@ from doubles.kit import capacity
 
 MAX_LISTED = 10  # default page size; API reference
 QUOTA = 10_000.0  # value of every service quota that a test has not set by name
-UNSERVED = ("InstanceGroups", "InstancePreferences", "TensorBoardOutputConfig", "CompressionType", "ShardedByS3Key")
+UNSERVED = ("InstanceGroups", "TensorBoardOutputConfig", "CompressionType", "ShardedByS3Key")
 _LISTED = {"StatusEquals", "SortBy", "SortOrder", "NextToken", "MaxResults"}
 _NOT_FOUND = "Requested resource not found."
 
@@ -56,7 +57,7 @@ def _create(world: World, call: Call) -> Params:
     _require_role(request["RoleArn"])
     tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
     job = Job(name=request["TrainingJobName"], region=call.region, request=request, created=time.time(), tags=tags)
-    row = world.capacity.take(call.region, job.instance_types[0], spot=job.is_spot) if job.instance_types else None
+    row = _row(world, job)
     with world.lock:
         if row is not None and world.job(job.name, call.region) is None:
             _require_machines(job, row)
@@ -70,6 +71,22 @@ def _create(world: World, call: Call) -> Params:
     if row is not None:
         world.capacity.answer(row)
     return {"TrainingJobArn": job.arn}
+
+
+def _row(world: World, job: Job) -> capacity.Row | None:
+    """Return the row that decides the job's create, and select the first type of a list that has machines.
+
+    One type without quota refuses the whole list. Without machines of any type, the job is created and fails.
+    """
+    kinds = [each["InstanceType"] for each in job.preferences] or job.instance_types[:1]
+    rows = {kind: world.capacity.take(job.region, kind, spot=job.is_spot) for kind in kinds}
+    if not job.preferences:
+        return next(iter(rows.values()), None)
+    chosen = next((kind for kind, row in rows.items() if row.has in (capacity.MACHINES, capacity.LATE)), kinds[0])
+    short = next((kind for kind, row in rows.items() if row.has == capacity.NO_QUOTA), None)
+    job.selected = short or chosen
+    row = rows[job.selected]
+    return replace(row, has=capacity.FAILED) if row.has == capacity.NO_STOCK else row
 
 
 def _require_machines(job: Job, row: capacity.Row) -> None:

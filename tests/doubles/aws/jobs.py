@@ -35,6 +35,7 @@ class Job(life.Job):
     billable_s: int | None = None
     ran_s: float = 0.0  # in containers, over all attempts
     last_epoch: int = 0  # of the job's log streams
+    selected: str = ""  # of InstancePreferences
 
     @property
     def arn(self) -> str:
@@ -48,9 +49,16 @@ class Job(life.Job):
 
     @property
     def instance_types(self) -> list[str]:
-        """Return the machine's type for each instance."""
+        """Return the machine's type for each instance; of a list of types, the selected type."""
         resources = self.request["ResourceConfig"]
-        return [resources["InstanceType"]] * resources["InstanceCount"] if "InstanceType" in resources else []
+        kind = self.selected or resources.get("InstanceType")
+        own = [each.get("InstanceCount") for each in self.preferences if each["InstanceType"] == kind]
+        return [kind] * (resources.get("InstanceCount") or own[0]) if kind else []
+
+    @property
+    def preferences(self) -> list[dict[str, Any]]:
+        """Return InstancePreferences; an empty list of a job with one type."""
+        return list(self.request["ResourceConfig"].get("InstancePreferences", []))
 
     def enter_secondary(self, secondary: str, message: str, status: str | None = None) -> None:
         """Enter the next secondary status; for an unchanged status only the message changes."""
@@ -89,6 +97,9 @@ def described(job: Job) -> dict[str, Any]:
             "EnableInterContainerTrafficEncryption": job.request.get("EnableInterContainerTrafficEncryption", False),
             "ProfilingStatus": "Disabled",
         }
+        if job.selected and job.training_start is not None:
+            chosen = {"SelectedInstanceType": job.selected, "SelectedInstanceCount": len(job.instance_types)}
+            told["ResourceConfig"] = told["ResourceConfig"] | chosen
         optional = {
             "TrainingStartTime": job.training_start,
             "TrainingEndTime": job.training_end,

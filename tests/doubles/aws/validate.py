@@ -227,16 +227,27 @@ def _resources(resources: Request) -> Iterator[str]:
     if "InstancePreferences" in resources:
         if groups or "InstanceType" in resources or "InstancePlacementConfig" in resources:
             yield "InstancePreferences cannot be specified with InstanceType, InstanceGroups or placement."
+        counts = [each.get("InstanceCount") for each in resources["InstancePreferences"]]
+        if ("InstanceCount" in resources) == any(counts) or (any(counts) and not all(counts)):
+            yield "InstanceCount must be set once: in ResourceConfig, or in every one of InstancePreferences."
+        names = [each["InstanceType"] for each in resources["InstancePreferences"]]
+        if len(set(names)) < len(names):
+            yield "InstancePreferences must have unique instance types."
+        if "TrainingPlanArn" in resources and any(
+            "TrainingPlanArns" in each for each in resources["InstancePreferences"]
+        ):
+            yield "TrainingPlanArns of InstancePreferences cannot be specified with TrainingPlanArn."
     elif not groups:
         if "InstanceType" not in resources:
             yield "InstanceType is required in ResourceConfig."
         if "InstanceCount" not in resources:
             yield "InstanceCount is required in ResourceConfig."
-    kind = resources.get("InstanceType", "")
-    if "VolumeSizeInGB" not in resources and _NO_LOCAL_DISK.match(kind):
-        yield f"VolumeSizeInGB is required in ResourceConfig for {kind}."
-    if "VolumeKmsKeyId" in resources and _LOCAL_DISK.match(kind):
-        yield f"VolumeKmsKeyId is not supported for {kind}, which has local instance storage."
+    for each in (resources, *resources.get("InstancePreferences", ())):
+        kind = each.get("InstanceType", "")
+        if "VolumeSizeInGB" not in resources and _NO_LOCAL_DISK.match(kind):
+            yield f"VolumeSizeInGB is required in ResourceConfig for {kind}."
+        if "VolumeKmsKeyId" in resources and _LOCAL_DISK.match(kind):
+            yield f"VolumeKmsKeyId is not supported for {kind}, which has local instance storage."
     if "SelectedInstanceType" in resources or "SelectedInstanceCount" in resources:
         yield "SelectedInstanceType and SelectedInstanceCount are read-only."
 
