@@ -56,27 +56,21 @@ def joined(configs: Sequence[JobConfig], gpus: Sequence[int]) -> Iterator[tuple[
     """
     at = 0
     while at < len(configs):
-        first, types = configs[at], [configs[at].resources.instance_type]
-        most = _types_at_once(first)
-        for index, each in enumerate(configs[at + 1 : at + most], at + 1):
-            kind = each.resources.instance_type
-            if kind is None or kind in types or _with_type(each, types[0]) != first or gpus[index] != gpus[at]:
+        first, backend = configs[at], backends.load(configs[at].backend)
+        types = [str(first.resources.instance_type)]
+        most = backend.types_at_once(first) if isinstance(backend, backends.ListsTypes) else 1
+        for each, count in zip(configs[at + 1 : at + most], gpus[at + 1 : at + most], strict=True):
+            name = each.resources.instance_type or types[0]
+            if name in types or count != gpus[at] or _of_type(each, types[0]) != first:
                 break
-            types.append(kind)
-        yield at, first if len(types) == 1 else _with_type(first, ",".join(map(str, types)))
+            types.append(name)
+        yield at, first if len(types) == 1 else _of_type(first, ",".join(types))
         at += len(types)
 
 
-def _with_type(config: JobConfig, instance_type: str | None) -> JobConfig:
+def _of_type(config: JobConfig, instance_type: str) -> JobConfig:
     resources = config.resources.model_copy(update={"instance_type": instance_type})
     return config.model_copy(update={"resources": resources})
-
-
-def _types_at_once(config: JobConfig) -> int:
-    backend = backends.load(config.backend)
-    if not isinstance(backend, backends.ListsTypes) or config.resources.instance_type is None:
-        return 1
-    return backend.types_at_once(config)
 
 
 def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Callable[[JobConfig], T]) -> list[T]:

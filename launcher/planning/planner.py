@@ -46,8 +46,8 @@ def make(config: JobConfig, capacity: Capacity, spent_micro: int = 0, late_micro
         slots, slot_ranks = _slots(config, sweep, nproc, capacity)
     batch_ranks = (instances, nproc) if sweep is None else (sweep.instances, slot_ranks)
     nproc = nproc if sweep is None else 1
-    rate = _rate(config, capacity)
-    price_micro = None if rate is None else rate.price_micro
+    price_micro = None if capacity.hourly_usd is None else ceil(round(capacity.hourly_usd * 1e6, 3))
+    rate = None if price_micro is None else CostRate(instances, price_micro, capacity.uncertainty)
     is_unpriced = capacity.is_own and not capacity.hourly_usd
     budget = None if is_unpriced else config.budget
     cap = _cap(config, budget, capacity, rate, spent_micro, late_micro)
@@ -186,22 +186,9 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
     raise ConfigError([*unknown, Fault(message, key="budget.limit", hint=hint)])
 
 
-def late_start_micro(config: JobConfig, capacity: Capacity) -> int:
+def late_start_micro(plan: Plan) -> int:
     """Return the cost of a start that comes after the job has moved on, and that ends before its ranks start."""
-    rate, terms = _rate(config, capacity), replace(capacity.terms, starts=1)
-    return 0 if rate is None else worst_case_micro(terms.lead_s, rate, terms)
-
-
-def unlimited_micro(config: JobConfig, capacity: Capacity) -> int | None:
-    """Return the worst case without a budget, to compare candidates: a budget would make all alike; None if unknown."""
-    rate = _rate(config, capacity)
-    return None if rate is None else worst_case_micro(config.limits.max_duration, rate, capacity.terms)
-
-
-def _rate(config: JobConfig, capacity: Capacity) -> CostRate | None:
-    if capacity.hourly_usd is None:
-        return None
-    return CostRate(config.resources.instances, ceil(round(capacity.hourly_usd * 1e6, 3)), capacity.uncertainty)
+    return worst_case_micro(plan.terms.lead_s, plan.rate, replace(plan.terms, starts=1)) if plan.rate else 0
 
 
 def _refused(

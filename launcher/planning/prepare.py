@@ -76,7 +76,6 @@ def prepare(
 
         each_one = zip(candidates.of_all(config, tried, one), tried, strict=True)
         found = [replace(each, candidate=at) for each, (at, _) in each_one]
-        refuse(_other_ranks(found))
     if config.capacity is None or job_id:
         return found[0]
     worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
@@ -89,32 +88,36 @@ def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[
     """Return the config, the config of each request in the order of trying, and the cost of a late start.
 
     With `order: price` the entries of the config are in the order of trying too. `alone`: no candidates but the config.
-    Raises ConfigError with the faults of all machines.
+    Raises ConfigError with the faults of all machines, and for candidates that would train another batch.
     """
     if config.capacity is None or alone:
         return config, [(0, config)], 0
     known = candidates.candidates(config)
-    found = candidates.of_all(config, enumerate(known), lambda each: backends.load(each.backend).capacity(each))
+
+    def unlimited(each: JobConfig) -> Plan:  # a budget would make all worst cases alike
+        return plans.make(each.model_copy(update={"budget": None}), backends.load(each.backend).capacity(each))
+
+    found = candidates.of_all(config, enumerate(known), unlimited)
+    refuse(_other_ranks(config, found))
     if config.capacity.order == "price":
-        worst = [plans.unlimited_micro(each, capacity) for each, capacity in zip(known, found, strict=True)]
+        worst = [each.worst_case_micro for each in found]
         order = sorted(range(len(worst)), key=lambda index: (worst[index] is None, worst[index] or 0))
         config, found = candidates.reordered(config, order), [found[index] for index in order]
         known = candidates.candidates(config)
-    gpus = [each.gpus for each in found]
-    late_micro = max(plans.late_start_micro(*each) for each in zip(known, found, strict=True))
-    return config, list(candidates.joined(known, gpus)), late_micro
+    gpus = [each.gpus_per_instance for each in found]
+    return config, list(candidates.joined(known, gpus)), max(plans.late_start_micro(each) for each in found)
 
 
-def _other_ranks(found: list[Prepared]) -> Iterator[Fault]:
+def _other_ranks(config: JobConfig, found: Sequence[Plan]) -> Iterator[Fault]:
     """Yield a fault for each candidate that would train another batch, or other trials at once, than the first."""
-    first, config = found[0].plan, found[0].config
-    for each in found if config.task is None or config.sweep is not None else ():
-        if (each.plan.ranks, each.plan.instances, each.plan.slots) != (first.ranks, first.instances, first.slots):
-            what = "the trials at once" if config.sweep is not None else "the batch of a script"
-            message = f"{each.plan.ranks} ranks in place of the first candidate's {first.ranks} change {what}"
+    first, has_trials = found[0], config.sweep is not None
+    for index, each in enumerate(found if config.task is None or has_trials else ()):
+        if (each.ranks, each.instances, each.slots) != (first.ranks, first.instances, first.slots):
+            what = "the trials at once" if has_trials else "the batch of a script"
+            message = f"{each.ranks} ranks in place of the first candidate's {first.ranks} change {what}"
             hint = f"take {counted(first.instances, 'machine')} with {counted(first.devices_per_node, 'GPU')}"
             hint += "; a `task` has a fixed `training.global_batch_size`, and may change its ranks"
-            yield Fault(message, name_of(each.candidate), hint=hint)
+            yield Fault(message, name_of(index), hint=hint)
 
 
 def _packed(
@@ -217,6 +220,7 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
     def of_all() -> None:
         candidates.of_all(config, enumerate(known), lambda each: _require_all_of(each, ask))
+        _in_order(config, alone=False)
 
     require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), of_all)
 

@@ -65,11 +65,8 @@ def _candidates(prepared: Prepared) -> list[str]:
     shown = table(HEAD, [_row(each) for each in found], drop=_DROPPED, shorten={"machine": 12}, columns=columns)
     notes = hidden(HEAD[:-1], shown)
     if plan.hold_micro:
-        late_micro = plan.hold_micro - max(each.plan.worst_case_micro or 0 for each in found)
-        late = f"{dollars(up(late_micro))} for a late start"
-        notes.append(
-            f"held once for all: {dollars(up(plan.hold_micro))}, the dearest candidate's worst case and {late}"
-        )
+        parts = "the dearest candidate's worst case and a start that comes too late"
+        notes.append(f"held once for all: {dollars(up(plan.hold_micro))}, {parts}")
     listed = [str(each.candidate) for each in found if each.plan.lists_machines]
     if listed:
         notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
@@ -99,18 +96,18 @@ def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
 
 def _row(each: Prepared) -> tuple[str, ...]:
     plan, batch, spot = each.plan, each.plan.batch, each.config.resources.spot
-    split = "-" if batch is None else f"{batch.global_size} = {batch.micro_size} x {batch.accumulation} x"
-    is_known = plan.price_micro is not None and plan.worst_case_micro is not None
+    hourly, worst = plan.hourly_usd, plan.worst_case_micro
+    split = () if batch is None else (batch.micro_size, batch.accumulation, batch.data_ranks(plan.ranks))
     return (
         str(each.candidate),
         " ".join(filter(None, [each.config.backend, _region(each)])),
         plan.machine or "-",
-        ("spot" if plan.is_spot_price or not plan.price_micro else "spot, at most") if spot else "on demand",
+        ("spot" if plan.is_spot_price else "spot, at most") if spot else "on demand",
         f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
-        split if batch is None else f"{split} {batch.data_ranks(plan.ranks)}",
-        f"{plan.instances * (plan.price_micro or 0) / 1e6:.2f}" if is_known else "unknown",
-        span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else ""),
-        dollars(up(plan.worst_case_micro or 0)) if is_known else "unknown",
+        f"{batch.global_size} = {' x '.join(map(str, split))}" if batch else "-",
+        "unknown" if hourly is None else f"{hourly:.2f}",
+        span(plan.cap_s) + " (budget)" * (plan.cap_reason == "budget"),
+        "unknown" if worst is None else dollars(up(worst)),
     )
 
 

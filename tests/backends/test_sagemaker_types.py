@@ -77,10 +77,10 @@ def test_meter_takes_the_price_of_the_selected_type(cli: Any, account: Aws, fold
     assert account.describe("j-1")["ResourceConfig"]["SelectedInstanceType"] == TYPES[1]
     assert cli("status", "j", "--json").json["state"] == "running"
     account.end("j-1")
-    account.wait("j-1")
+    billed_s = account.wait("j-1")["BillableTimeInSeconds"]
     [leg] = cli("cost", "j", "--json").json["legs"]
     assert leg["price_usd_per_hour"] == pytest.approx(hourly_usd(TYPES[1]), abs=1e-6)
-    assert leg["metered_usd"] == pytest.approx(2 * hourly_usd(TYPES[1]) * leg["seconds"] / 3600, abs=1e-5)
+    assert leg["billed_usd"] == pytest.approx(2 * hourly_usd(TYPES[1]) * billed_s / 3600, abs=1e-5)
 
 
 def test_short_quota_of_one_type_refuses_the_list(cli: Any, account: Aws, folder: Path) -> None:
