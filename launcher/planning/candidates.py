@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import backend as backends
-from ..config import entries, schema
 from ..errors import BudgetError, ConfigError, Fault
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ def candidates(config: JobConfig) -> tuple[JobConfig, ...]:
 
 def _under(data: Mapping[str, Any], entry: Mapping[str, Any]) -> JobConfig:
     """Return the config of the data, without defaults, with the values of an entry."""
+    from ..config import schema  # `--help` reads no config
+
     for key, value in entry.items():
         data = _with(data, key.split("."), value)
     return schema.model_of(data).model_validate(data)
@@ -79,6 +80,8 @@ def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Cal
     A fault of a candidate alone stands at its entry, with the key that the entry changes; a fault of all at its own
     key. Raises BudgetError if money alone is short.
     """
+    from ..config.entries import name_of  # `--help` reads no config
+
     results, faults, poor = list[T](), dict[Fault, list[int]](), list[tuple[int, BudgetError]]()
     for index, each in (known := list(configs)):
         try:
@@ -92,7 +95,7 @@ def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Cal
             poor.append((index, error))
     if poor and not faults:
         index, first = poor[0]
-        first.message = f"{entries.name_of(index)}: {first.message}" if len(known) > 1 else first.message
+        first.message = f"{name_of(index)}: {first.message}" if len(known) > 1 else first.message
         raise first
     if faults:
         raise ConfigError([each for fault, at in faults.items() for each in _named(config, fault, at, len(known))])
@@ -100,9 +103,11 @@ def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Cal
 
 
 def _named(config: JobConfig, fault: Fault, at: Sequence[int], count: int) -> list[Fault]:
+    from ..config.entries import named, value_at
+
     if len(at) == count or config.capacity is None:
         return [fault]
     file = config.model_dump(mode="json", exclude_defaults=True)
     tried = {index: config.capacity.entries[index] for index in at}
-    new = {i: [key for key, value in tried[i].items() if value != entries.value_at(file, key)] for i in at}
-    return [entries.named(fault, index, new[index]) if new[index] else fault for index in at]
+    new = {i: [key for key, value in tried[i].items() if value != value_at(file, key)] for i in at}
+    return [named(fault, index, new[index]) if new[index] else fault for index in at]

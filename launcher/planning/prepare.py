@@ -17,7 +17,6 @@ from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 from .. import backend as backends
 from .. import channels
 from ..backend_table import traits
-from ..config.entries import name_of
 from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
 from . import bundle as bundles
@@ -110,6 +109,8 @@ def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[
 
 def _other_ranks(config: JobConfig, found: Sequence[Plan]) -> Iterator[Fault]:
     """Yield a fault for each candidate that would train another batch, or other trials at once, than the first."""
+    from ..config.entries import name_of
+
     first, has_trials = found[0], config.sweep is not None
     for index, each in enumerate(found if config.task is None or has_trials else ()):
         if (each.ranks, each.instances, each.slots) != (first.ranks, first.instances, first.slots):

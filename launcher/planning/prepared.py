@@ -72,9 +72,11 @@ def _candidates(prepared: Prepared) -> list[str]:
         notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
     if len(found) > 1:
         notes.append(f"from one candidate to the next moves {OURS}; to have one always: cloudtrain watch --install")
-    known = (*prepared.notes, *prepared.warnings)
+    more: dict[str, list[str]] = {}
     for each in found[1:]:
-        notes += [f"candidate {each.candidate}: {line}" for line in (*each.notes, *each.warnings) if line not in known]
+        for line in {*each.notes, *each.warnings} - {*prepared.notes, *prepared.warnings}:
+            more.setdefault(line, []).append(str(each.candidate))
+    notes += sorted(f"candidate {', '.join(numbers)}: {line}" for line, numbers in more.items())
     return [*shown, *wrapped(notes, columns)]
 
 
