@@ -143,7 +143,7 @@ def refused(found: Sequence[BackendOffer]) -> list[str]:
     if not planned:
         return []
     books = books_of(planned[0][1].config)  # the project is the same for all
-    whys = {backend: books.refused(each.plan.worst_case_micro) for backend, each in planned}
+    whys = {backend: books.refused(each.plan.most_micro) for backend, each in planned}
     return [f"{backend} would be refused: {why}" for backend, why in whys.items() if why]
 
 

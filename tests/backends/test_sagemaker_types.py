@@ -9,6 +9,8 @@ from cloudtrain.backends.sagemaker.machine import disk_usd
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.prices import catalog
+from cloudtrain.launcher.store import ledger
+from cloudtrain.launcher.store.registry import Registry
 from doubles.aws.handle import ROLE, Aws
 
 TYPES = ("ml.g5.24xlarge", "ml.g4dn.12xlarge", "ml.g5.12xlarge")
@@ -100,3 +102,26 @@ def test_backend_says_how_many_types_fit(render: Any, tmp_path: Path) -> None:
     assert isinstance(backend, backends.ListsTypes)
     spot = configs.load(tmp_path / "cloudtrain.yaml", overrides=["resources.spot=true"])
     assert (backend.types_at_once(configs.load(tmp_path / "cloudtrain.yaml")), backend.types_at_once(spot)) == (5, 1)
+
+
+def test_submit_with_candidates_sends_the_first_and_holds_for_all(cli: Any, account: Aws, folder: Path) -> None:
+    """The first request has the types of two entries; the hold covers the dear candidate that was not sent."""
+    config = CONFIG.replace(",".join(TYPES), TYPES[1])
+    entries = f"{{}}, {{resources.instance_type: {TYPES[2]}}}, {{resources.instances: 3, sagemaker.region: us-west-2}}"
+    tried = f"distributed: {{nproc_per_node: 2}}\ncapacity: {{try: [{entries}]}}\n"
+    (folder / "cloudtrain.yaml").write_text(config + tried)
+    refused = cli("submit", "-d", "-y", "--name", "j", cwd=folder)
+    assert refused.code == 3
+    assert "6 ranks in place of the first candidate's 4 change the batch of a script" in refused.stderr
+    (folder / "cloudtrain.yaml").write_text(config + tried.replace("resources.instances: 3", "resources.disk_gb: 900"))
+    sent = cli("submit", "-d", "-y", "--name", "j", cwd=folder)
+    assert sent.code == 0, sent.stderr
+    asked = account.describe("j-1")["ResourceConfig"]["InstancePreferences"]
+    assert [each["InstanceType"] for each in asked] == [TYPES[1], TYPES[2]]
+    registry = Registry(cli.home)
+    plan = registry.find("j").attempt.plan
+    held = ledger.reservation(registry.database, "j", 1)
+    assert held is not None
+    assert plan.hold_micro is not None
+    assert plan.worst_case_micro is not None
+    assert held["amount_micro"] == plan.hold_micro > plan.worst_case_micro
