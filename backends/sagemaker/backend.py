@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, JobRef, Pace, Request, Shipment, Terms
+from cloudtrain.launcher.backend import Capacity, JobRef, ListsTypes, Pace, Request, Shipment, Terms
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.text.units import format_duration
 
+from ..adapter import handed
 from ..cloud import CloudAdapter
-from .machine import DISK_GB, block_of, choices, choose, disk_usd, region_of, types_at_once, unknown_region
+from .machine import DISK_GB, block_of, choices, choose, disk_usd, region_of, unknown_region
 from .records import SageMakerRef, SageMakerSending
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class SageMakerBackend(CloudAdapter):
 
     FOLDER, CONNECTIONS = __package__, ("api", "AwsClients")
     REF, MAY_BE_EMPTY = SageMakerRef, True
+    types_at_once = handed(ListsTypes.types_at_once, "machine", is_pure=True)
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""
@@ -56,15 +58,10 @@ class SageMakerBackend(CloudAdapter):
             return Capacity(machine.count, usd, source, terms, machine=names, unknown_region=unknown_region(config))
         size_gb = config.resources.disk_gb or DISK_GB
         disk = disk_usd(name, size_gb)
-        source = (
-            f"{dearest}{name}, {machine.price_source}{f', with a disk of {size_gb} GB' if disk else ''}{spot}{warm}"
-        )
+        with_disk = f", with a disk of {size_gb} GB" if disk else ""
+        source = f"{dearest}{name}, {machine.price_source}{with_disk}{spot}{warm}"
         usd, most = machine.hourly_usd + disk, max(each.uncertainty_of() for each in machines)
         return Capacity(machine.count, usd, source, terms, most, machine.iso_day(), machine=names)
-
-    def types_at_once(self, config: JobConfig) -> int:
-        """Return how many types a request of the config may list; 1 for no list."""
-        return types_at_once(config)
 
     def check(self, request: Request) -> list[Fault]:
         """Return the faults for which SageMaker would refuse the request."""

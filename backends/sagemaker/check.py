@@ -97,12 +97,9 @@ def _between(body: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if isinstance(runtime, int) and runtime > MAX_RUNTIME_S:
         message = f"{runtime} s is more than the 28 days that SageMaker lets a job run"
         yield "StoppingCondition.MaxRuntimeInSeconds", message, "lower limits.max_duration"
-    preferred = [
-        each.get("InstanceType") for each in listed(resources, "InstancePreferences") if isinstance(each, dict)
-    ]
-    kinds = [each for each in (resources.get("InstanceType"), *preferred) if isinstance(each, str)]
-    for kind in kinds if "VolumeKmsKeyId" in resources else ():
-        if not LOCAL_DISK.match(kind):
+    for each in (resources, *listed(resources, "InstancePreferences")):
+        kind = each.get("InstanceType") if isinstance(each, dict) else None
+        if not isinstance(kind, str) or "VolumeKmsKeyId" not in resources or not LOCAL_DISK.match(kind):
             continue
         message = f"{kind} has local disks, which are encrypted by themselves and take no key"
         yield "ResourceConfig.VolumeKmsKeyId", message, "leave volume_kms_key out"

@@ -37,14 +37,7 @@ MOST_LOOKS = 12  # for further faults of a config
 DRY_SUFFIX = "00000"  # in place of the random part of a submit's id
 MIN_INSTANCES = "resources.min_instances"
 _MACHINE = ("resources", "resources.accelerators", "resources.instance_type")
-_ABILITIES = (
-    backends.Backend,
-    backends.HasCheckpoints,
-    backends.Machines,
-    backends.ReceivesModels,
-    backends.Priced,
-    backends.ListsTypes,
-)
+_ABILITIES = (backends.Backend, backends.HasCheckpoints, backends.Machines, backends.ReceivesModels, backends.Priced)
 
 
 def prepare(
@@ -66,15 +59,15 @@ def prepare(
     which is of the config alone. All candidates of a first attempt are prepared, with one archive.
     """
     with _with_further_faults(config, config_file, is_shipped=shipped is not None):
-        config, tried, late_micro = _in_order(config, alone=bool(job_id))
-        configs = [each for _, each in tried]
+        tried, late_micro = _in_order(config, alone=bool(job_id))
+        configs = [each for _, _, each in tried]
         pack = functools.cache(lambda: _packed(configs, config_file, cache, shipped, job_id, dry=dry))
 
         def one(each: JobConfig) -> Prepared:
             return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
 
-        each_one = zip(candidates.of_all(config, tried, one), tried, strict=True)
-        found = [replace(each, candidate=at) for each, (at, _) in each_one]
+        made = candidates.of_all(config, [(entry, each) for _, entry, each in tried], one)
+    found = [replace(each, candidate=at) for each, (at, _, _) in zip(made, tried, strict=True)]
     if config.capacity is None or job_id:
         return found[0]
     worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
@@ -83,14 +76,15 @@ def prepare(
     return replace(found[0], candidates=tuple(found))
 
 
-def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[int, JobConfig]], int]:
-    """Return the config, the config of each request in the order of trying, and the cost of a late start.
+def _in_order(config: JobConfig, *, alone: bool) -> tuple[list[tuple[int, int, JobConfig]], int]:
+    """Return each request in the order of trying, and the cost of a late start.
 
-    With `order: price` the entries of the config are in the order of trying too. `alone`: no candidates but the config.
-    Raises ConfigError with the faults of all machines, and for candidates that would train another batch.
+    A request has its entry's number in that order, the number in the file, and its config, whose entries are in that
+    order. `alone`: no candidates but the config. Raises ConfigError with the faults of all machines, and for candidates
+    that would train another batch.
     """
     if config.capacity is None or alone:
-        return config, [(0, config)], 0
+        return [(0, 0, config)], 0
     known = candidates.candidates(config)
 
     def unlimited(each: JobConfig) -> Plan:  # a budget would make all worst cases alike
@@ -98,13 +92,13 @@ def _in_order(config: JobConfig, *, alone: bool) -> tuple[JobConfig, list[tuple[
 
     found = candidates.of_all(config, enumerate(known), unlimited)
     refuse(_other_ranks(config, found))
+    order, worst = [*range(len(found))], [each.worst_case_micro for each in found]
     if config.capacity.order == "price":
-        worst = [each.worst_case_micro for each in found]
-        order = sorted(range(len(worst)), key=lambda index: (worst[index] is None, worst[index] or 0))
-        config, found = candidates.reordered(config, order), [found[index] for index in order]
-        known = candidates.candidates(config)
-    gpus = [each.gpus_per_instance for each in found]
-    return config, list(candidates.joined(known, gpus)), max(plans.late_start_micro(each) for each in found)
+        order.sort(key=lambda index: (worst[index] is None, worst[index] or 0))
+        known = candidates.candidates(candidates.reordered(config, order))
+    requests = candidates.joined(known, [found[index].gpus_per_instance for index in order])
+    late_micro = max(plans.late_start_micro(each) for each in found)
+    return [(at, order[at], each) for at, each in requests], late_micro
 
 
 def _other_ranks(config: JobConfig, found: Sequence[Plan]) -> Iterator[Fault]:
@@ -221,7 +215,12 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
     def of_all() -> None:
         candidates.of_all(config, enumerate(known), lambda each: _require_all_of(each, ask))
-        _in_order(config, alone=False)
+        tried, late_micro = _in_order(config, alone=False)
+
+        def plan(each: JobConfig) -> Plan:
+            return plans.make(each, backends.load(each.backend).capacity(each), late_micro=late_micro)
+
+        candidates.of_all(config, [(entry, each) for _, entry, each in tried], plan)
 
     require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), of_all)
 

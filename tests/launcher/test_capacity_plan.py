@@ -114,6 +114,16 @@ def test_capacity_orders_by_price(tmp_path: Path, prepared: Any) -> None:
     assert [each.resources.instance_type for each in candidates(first.config)] == machines
 
 
+def test_capacity_fault_names_the_entry_of_the_file_in_any_order(tmp_path: Path, prepared: Any) -> None:
+    """With the order by price a fault of the last check stands at the entry that the file has."""
+    prepared(DEAR, WEST)
+    file = tmp_path / "cloudtrain.yaml"
+    file.write_text(file.read_text().replace(WEST, '{sagemaker.region: us-west-2, image: "x/y:1"}'))
+    with pytest.raises(ConfigError) as caught:
+        prepare(configs.load(file, overrides=["capacity.order=price"]), file, tmp_path, dry=True)
+    assert {fault.key for fault in caught.value.faults} == {"capacity.try[1].image"}
+
+
 def test_capacity_refuses_another_number_of_ranks_of_a_script(prepared: Any) -> None:
     """A script's batch would change; a task's fixed global batch is split anew."""
     [fault] = faults(prepared, "{}", SMALL)
