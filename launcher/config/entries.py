@@ -19,17 +19,13 @@ _CHANGEABLE = (
 
 def of_tree(root: YamlNode) -> list[dict[str, MappingEntry]]:
     """Return the keys of each entry that a candidate may change; an entry of a wrong form has no keys."""
-    node = given(root, "capacity", "try")
-    found = [each.value for each in node.value] if node is not None and isinstance(node.value, tuple) else []
-    entries = [each if isinstance(each, dict) else {} for each in found]
-    return [{key: each for key, each in entry.items() if not _problem(key, root)} for entry in entries]
+    return [{key: each for key, each in entry.items() if not _problem(key, root)} for entry in _written(root)]
 
 
 def faults_of(root: YamlNode) -> Iterator[Fault]:
     """Yield a fault for each key of an entry that no candidate may change."""
-    node = given(root, "capacity", "try")
-    for index, entry in enumerate(node.value if node is not None and isinstance(node.value, tuple) else ()):
-        for key, member in entry.value.items() if isinstance(entry.value, dict) else ():
+    for index, entry in enumerate(_written(root)):
+        for key, member in entry.items():
             if problem := _problem(key, root):
                 yield Fault(problem[0], f"{name_of(index)}.{key}", member.place, problem[1])
 
@@ -66,6 +62,12 @@ def value_at(data: Mapping[str, Any], key: str) -> Any:
     for step in key.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
     return value
+
+
+def _written(root: YamlNode) -> list[dict[str, MappingEntry]]:
+    node = given(root, "capacity", "try")
+    found = node.value if node is not None and isinstance(node.value, tuple) else ()
+    return [each.value if isinstance(each.value, dict) else {} for each in found]
 
 
 def _problem(key: str, root: YamlNode) -> tuple[str, str] | None:

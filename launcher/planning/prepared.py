@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HEAD = ("candidate", "place", "machine", "price", "ranks", "batch", "USD/h", "cap", "worst case")
 _DROPPED = ("batch", "cap", "ranks")  # where the terminal is narrow
-OURS = "a command of cloudtrain that follows the job (submit, watch, advance)"
+_OURS = "a command of cloudtrain that follows the job (submit, watch, advance)"
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _candidates(prepared: Prepared) -> list[str]:
     if listed:
         notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
     if len(found) > 1:
-        notes.append(f"from one candidate to the next moves {OURS}; to have one always: cloudtrain watch --install")
+        notes.append(f"from one candidate to the next moves {_OURS}; to have one always: cloudtrain watch --install")
     more: dict[str, list[str]] = {}
     for each in found[1:]:
         for line in {*each.notes, *each.warnings} - {*prepared.notes, *prepared.warnings}:
@@ -99,12 +99,13 @@ def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
 def _row(each: Prepared) -> tuple[str, ...]:
     plan, batch, spot = each.plan, each.plan.batch, each.config.resources.spot
     hourly, worst = plan.hourly_usd, plan.worst_case_micro
+    kind = "on demand" if not spot else "spot" if plan.is_spot_price else "spot, at most"
     split = () if batch is None else (batch.micro_size, batch.accumulation, batch.data_ranks(plan.ranks))
     return (
         str(each.candidate),
         " ".join(filter(None, [each.config.backend, _region(each)])),
         plan.machine or "-",
-        ("spot" if plan.is_spot_price else "spot, at most") if spot else "on demand",
+        "-" if plan.price_micro == 0 else kind,
         f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
         f"{batch.global_size} = {' x '.join(map(str, split))}" if batch else "-",
         "unknown" if hourly is None else f"{hourly:.2f}",
