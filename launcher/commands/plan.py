@@ -42,6 +42,7 @@ def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     config = overrides.load()
     with overrides.placing():
         prepared = prepare(config, overrides.file, Path(), dry=True)
+    config = prepared.config  # of the first candidate
     from ..advice import memory, methods, parents
     from ..money.budget_preview import books_of
     from ..planning.bundle import size_words, summary

@@ -42,13 +42,6 @@ def _with(section: Mapping[str, Any], steps: Sequence[str], value: Any) -> dict[
     return {key: each for key, each in {**section, step: inner}.items() if key != step or inner is not None}
 
 
-def reordered(config: JobConfig, order: Iterable[int]) -> JobConfig:
-    """Return the config with its entries in another order."""
-    assert config.capacity is not None
-    tried = tuple(config.capacity.entries[index] for index in order)
-    return config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": tried})})
-
-
 def joined(configs: Sequence[JobConfig], gpus: Sequence[int]) -> Iterator[tuple[int, JobConfig]]:
     """Yield the config of each request with the number of its first candidate; `gpus`: of each candidate's machine.
 

@@ -95,7 +95,9 @@ def _in_order(config: JobConfig, *, alone: bool) -> tuple[list[tuple[int, int, J
     order, worst = [*range(len(found))], [each.worst_case_micro for each in found]
     if config.capacity.order == "price":
         order.sort(key=lambda index: (worst[index] is None, worst[index] or 0))
-        known = candidates.candidates(candidates.reordered(config, order))
+        tried = {"try": tuple(config.capacity.entries[index] for index in order)}
+        capacity = config.capacity.model_copy(update=tried)
+        known = candidates.candidates(config.model_copy(update={"capacity": capacity}))
     requests = candidates.joined(known, [found[index].gpus_per_instance for index in order])
     late_micro = max(plans.late_start_micro(each) for each in found)
     return [(at, order[at], each) for at, each in requests], late_micro
