@@ -99,11 +99,16 @@ def accounts(book: Book) -> Accounts:
 
 
 def hold(book: Book, key: str, held: Held, now_s: float) -> None:
-    """Reserve the worst case; an attempt that is held already stays unchanged.
+    """Reserve the worst case; of an attempt that is held already, what is held too little.
 
     Raises BudgetError if a budget has no room, ConfigError if the attempt is closed already and must not start.
     """
-    if key in book.held:
+    _rename(book, key)
+    if (known := book.held.get(key)) is not None:
+        more_micro = (held.amount_micro or 0) - (known.amount_micro or 0)
+        if more_micro > 0 and known.amount_micro is not None:
+            require_room(accounts(book).standings(now_s, held.project), more_micro)
+            book.held[key] = held
         return
     if key in book.closed:
         raise ConfigError(f"the team's ledger has closed {held.job_id} already", hint="submit it again")
@@ -120,14 +125,33 @@ def join(book: Book, key: str, held: Held) -> None:
         book.held[key] = held
 
 
+def follow(book: Book, key: str, held: Held) -> None:
+    """Take over the number and the smaller amount of a reservation that has changed, until its end."""
+    _rename(book, key)
+    known = book.held.get(key, held)
+    if key not in book.closed and (known.amount_micro or 0) >= (held.amount_micro or 0):
+        book.held[key] = held
+
+
 def close(book: Book, ends: Mapping[str, End], now_s: float) -> None:
     """Replace reservations by costs; a repeated close replaces the figures. Also sums up entries older than KEEP_S."""
     for key, end in ends.items():
+        _rename(book, key)
         known = book.held.pop(key, None) or book.closed.get(key)
         # An unknown attempt that ended before `before_s` may be in the sums already.
         if known is not None or end.ended_s >= book.before_s:
             book.closed[key] = end
     _sum_up(book, now_s - KEEP_S)
+
+
+def _rename(book: Book, key: str) -> None:
+    """Give the new key to a reservation that has moved to a later attempt of its job: only the number differs."""
+    parts = key.split("/")
+    for old in book.held:
+        known = old.split("/")
+        if old != key and [*known[:2], *known[3:]] == [*parts[:2], *parts[3:]]:
+            book.held[key] = book.held.pop(old)
+            return
 
 
 def load(data: bytes, uri: str) -> Book:

@@ -179,6 +179,9 @@ def _change(
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
     joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
+    moving = {
+        key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri, "moving")
+    }
     ends_by_key = {key_of(database.folder, closed): closed.end for closed in ends}
 
     def change(book: shared_ledger.Book) -> None:
@@ -187,9 +190,11 @@ def _change(
         for key, held in joining.items():
             shared_ledger.join(book, key, held)
         apply(book)
+        for key, held in moving.items():
+            shared_ledger.follow(book, key, held)
 
     book = shared_ledger.change(ConditionalObject(uri), change, most_s=most_s)
-    for held in joining.values():
+    for held in (*joining.values(), *moving.values()):
         ledger.mark_held(database, held.job_id, held.attempt, uri)
     for closed in ends:
         ledger.mark_closed(database, closed, uri)

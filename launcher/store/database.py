@@ -165,6 +165,12 @@ CREATE TABLE segments (
     PRIMARY KEY (job_id, trial, rung)
 );
 """
+# Added later: a file of version 8 lacks these, and a cloudtrain without them can still use the file. In `blocked`, a
+# place that had no machines, or no quota: no job of this home is sent there before `until_s` (jobs/failover.py).
+_ADDED = (
+    "CREATE TABLE IF NOT EXISTS blocked (place TEXT PRIMARY KEY, until_s REAL NOT NULL, span_s REAL NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS tellings_moving ON tellings(told) WHERE told = 'moving'",
+)
 _VERSION = 8  # of the schema, in the file's user_version; a change to the tables raises the version
 
 
@@ -315,6 +321,8 @@ class Database:
         if (version := self._version()) != _VERSION:
             message = f"it was written by another version of cloudtrain (schema {version}; this version has {_VERSION})"
             raise sqlite3.DatabaseError(message)
+        for statement in _ADDED:
+            self._db.execute(statement)
         # WAL with NORMAL survives a killed process but not a power cut; an intent must survive both.
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")

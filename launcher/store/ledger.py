@@ -3,7 +3,8 @@
 `submit.py` writes a reservation once for each attempt, in the transaction that journals the intent to send. The state
 is `held` until the attempt ends, then `settled` to the cost, split by month; `released` only if nothing was ever sent.
 The table `tellings` records the state of each shared ledger (shared_ledger_sync.py): `wanted` (the write may have
-arrived), `joining` (began before the ledger was shared), `held`, `closing` (must still learn of the end) or `closed`.
+arrived), `joining` (began before the ledger was shared), `moving` (its number or amount has changed), `held`, `closing`
+(must still learn of the end) or `closed`.
 """
 
 from __future__ import annotations
@@ -113,6 +114,44 @@ def release(database: Database, job_id: str, attempt: int, now_s: float) -> None
             _close(database, row, "released", 0, now_s)
 
 
+def move(database: Database, job_id: str, attempt: int, later: int, now_s: float) -> None:
+    """Give the reservation of an ended attempt to the job's later attempt, in the transaction that stores both.
+
+    An attempt that has cost something keeps its cost, and the later attempt gets the rest: the sum stays the same.
+    """
+    with database.transaction():
+        row = reservation(database, job_id, attempt)
+        if row is None or row["state"] == "released":
+            return
+        if row["spent_micro"] != 0:
+            rest = None if row["amount_micro"] is None else max(0, row["amount_micro"] - (row["spent_micro"] or 0))
+            places = ledgers_of_attempt(database, job_id, attempt)
+            adopt(database, Held(job_id, later, row["project"], rest, now_s), ledgers=places, told="moving")
+            return
+        again = "attempt = ?, state = 'held', spent_micro = NULL, ended_s = NULL"
+        database.execute(f"UPDATE reservations SET {again} {_ONE}", (later, job_id, attempt))
+        database.execute(f"UPDATE tellings SET attempt = ?, told = 'moving' {_ONE}", (later, job_id, attempt))
+        database.execute(f"DELETE FROM spends {_ONE}", (job_id, attempt))
+
+
+def shrink(database: Database, job_id: str, attempt: int, amount_micro: int) -> None:
+    """Reduce the reservation to the amount, and queue the change for the shared ledgers."""
+    with database.transaction():
+        sql = f"UPDATE reservations SET amount_micro = ? {_ONE} AND amount_micro > ? AND state = 'held' RETURNING 1"
+        if database.execute(sql, (amount_micro, job_id, attempt, amount_micro)):
+            database.execute(f"UPDATE tellings SET told = 'moving' {_ONE} AND told = 'held'", (job_id, attempt))
+
+
+def cover(database: Database, job_id: str, attempt: int, amount_micro: int | None, now_s: float) -> None:
+    """Raise the reservation to the amount, if less is held. Raises BudgetError if a budget has no room for the rest."""
+    with database.transaction():
+        row = reservation(database, job_id, attempt)
+        if row is None or row["amount_micro"] is None or amount_micro is None or amount_micro <= row["amount_micro"]:
+            return
+        require_room(standings(database, now_s, row["project"]), amount_micro - row["amount_micro"])
+        database.execute(f"UPDATE reservations SET amount_micro = ? {_ONE}", (amount_micro, job_id, attempt))
+
+
 def forget(database: Database, job_id: str, attempt: int) -> None:
     """Remove the row of a released attempt, unless a shared ledger must still learn of the release."""
     with database.transaction():
@@ -191,9 +230,9 @@ def ledgers(database: Database) -> dict[str, str]:
     return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
 
 
-def joining(database: Database, uri: str) -> list[Held]:
+def joining(database: Database, uri: str, told: str = "joining") -> list[Held]:
     """Return the running attempts that the shared ledger must record, without a budget check."""
-    rows = database.execute(f"{_ROWS} WHERE t.told = 'joining' AND t.ledger = ? AND r.state = 'held'", (uri,))
+    rows = database.execute(f"{_ROWS} WHERE t.told = ? AND t.ledger = ? AND r.state = 'held'", (told, uri))
     return [_held(row) for row in rows]
 
 
@@ -216,7 +255,7 @@ def never_asked(database: Database, job_id: str, attempt: int, uri: str) -> None
 
 def mark_held(database: Database, job_id: str, attempt: int, uri: str) -> None:
     """Store that the shared ledger holds the attempt."""
-    asked = f"{_ONE} AND ledger = ? AND told IN ('wanted', 'joining')"
+    asked = f"{_ONE} AND ledger = ? AND told IN ('wanted', 'joining', 'moving')"
     database.execute(f"UPDATE tellings SET told = 'held' {asked}", (job_id, attempt, uri))
 
 
@@ -238,7 +277,8 @@ def leave(database: Database, uri: str, *, only_released: bool = False) -> None:
 
 def unsynced(database: Database) -> list[str]:
     """Return the shared ledgers with queued changes."""
-    rows = database.execute("SELECT DISTINCT ledger FROM tellings WHERE told IN ('closing', 'joining') ORDER BY ledger")
+    some = "SELECT ledger FROM tellings WHERE told"  # each part has an index
+    rows = database.execute(f"{some} IN ('closing', 'joining') UNION {some} = 'moving' ORDER BY ledger")
     return [row["ledger"] for row in rows]
 
 

@@ -163,3 +163,30 @@ def test_slow_poll_returns_the_end_stored_meanwhile(
     registry.mark_sent(job.attempt, {"x": 1})
     assert refresh(registry, registry.find("one")).attempt.state.state == "failed"
     assert registry.find("one").attempt.state.state == "failed"
+
+
+@pytest.mark.parametrize(("spent_usd", "rest_usd"), [(0, 10), (3, 7)])
+def test_moved_reservation_keeps_the_sum(
+    registry: Registry, submit: Callable[..., Job], spent_usd: int, rest_usd: int
+) -> None:
+    """What the earlier attempt has cost stays with it, and the later attempt has the rest."""
+    submit("one")
+    database = registry.database
+    ledger.settle(database, "one", 1, spent_usd * USD, NOVEMBER_S)
+    ledger.move(database, "one", 1, 2, NOVEMBER_S)
+    held = [(each.attempt, each.amount_micro) for each in ledger.held(database)]
+    assert held == [(2, rest_usd * USD)]
+    assert sum(sum(each.values()) for each in ledger.months(database).values()) == spent_usd * USD
+
+
+def test_reservation_shrinks_and_grows_within_the_budget(registry: Registry, submit: Callable[..., Job]) -> None:
+    """Money that was given back may be gone when more is needed again."""
+    limit(registry, 15)
+    submit("one")
+    database = registry.database
+    ledger.shrink(database, "one", 1, 4 * USD)
+    submit("two", 9)
+    ledger.cover(database, "one", 1, 6 * USD, NOVEMBER_S)
+    with pytest.raises(BudgetError):
+        ledger.cover(database, "one", 1, 7 * USD, NOVEMBER_S)
+    assert sorted(each.amount_micro or 0 for each in ledger.held(database)) == [6 * USD, 9 * USD]

@@ -168,3 +168,32 @@ def test_unsupported_ledger_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         located(text)
     assert "secret" not in str(caught.value)
+
+
+def test_reservation_that_moves_keeps_its_place_in_the_budget(cell: Memory) -> None:
+    """The later attempt's key takes over the entry; the end of the later attempt closes the one entry."""
+    hold(cell, "home/j/1/7.5", 90)
+    hold(cell, "home/j/2/7.5", 90)
+    assert seen(cell) == (0, 90)
+    close(cell, "home/j/3/7.5", 20)
+    assert seen(cell) == (20, 0)
+
+
+def test_reservation_that_grows_needs_room_and_one_that_shrinks_frees_it(cell: Memory) -> None:
+    """More than was held is asked for as by a new job."""
+    hold(cell, "home/j/1/7.5", 90)
+    with pytest.raises(BudgetError):
+        hold(cell, "home/j/2/7.5", 101)
+    smaller = Held("j", 2, "vision", 30, NOW_S)
+    shared_ledger.change(cell, lambda book: shared_ledger.follow(book, "home/j/2/7.5", smaller))
+    hold(cell, "home/k/1/8.5", 70)
+    assert seen(cell) == (0, 100)
+
+
+def test_late_word_of_a_move_does_not_open_a_closed_reservation(cell: Memory) -> None:
+    """A process that was overtaken by the end of the job changes nothing."""
+    hold(cell, "home/j/1/7.5", 90)
+    close(cell, "home/j/1/7.5", 0)
+    held = Held("j", 1, "vision", 90, NOW_S)
+    shared_ledger.change(cell, lambda book: shared_ledger.follow(book, "home/j/1/7.5", held))
+    assert seen(cell) == (0, 0)
