@@ -171,6 +171,7 @@ def submit(
     CredentialError, CapacityError, UnreachableError (the job may have been sent: use `idempotency_key` to retry).
     """
     from .config import placing
+    from .jobs import queue
     from .jobs import submit as sending
     from .jobs.approval import require_allowed
 
@@ -187,7 +188,7 @@ def submit(
         with placing(config.file, config._settings):
             require_allowed(registry, prepared, key=idempotency_key, force=force)
         job, _ = sending.send(registry, prepared, name=name, key=idempotency_key)
-        return _status_of(registry, job)
+        return _status_of(registry, queue.drive(registry, job))
 
 
 def status(job: str | JobStatus) -> JobStatus:

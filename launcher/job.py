@@ -166,13 +166,16 @@ class StoredConfig:
     image: str | None
     waits: bool
     priority: str
+    capacity: dict[str, Any]
 
     @classmethod
     def load(cls, config: Mapping[str, Any]) -> StoredConfig:
         """Return the values; a damaged row may lack keys or hold other types."""
-        names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue")
+        names = ("budget", "limits", "retry", "distributed", "training", "resources", "queue", "capacity")
         parts = {name: found for name, found in config.items() if isinstance(found, dict)}
-        budget, limits, retry, distributed, training, resources, queue = [parts.get(name, {}) for name in names]
+        budget, limits, retry, distributed, training, resources, queue, capacity = [
+            parts.get(name, {}) for name in names
+        ]
         return cls(
             budget=budget.get("limit"),
             on_limit=budget.get("on_limit"),
@@ -193,6 +196,7 @@ class StoredConfig:
             image=config.get("image"),
             waits=queue.get("wait") is True,
             priority=str(queue.get("priority") or "normal"),
+            capacity=capacity,
         )
 
 

@@ -132,7 +132,7 @@ def _send(
     overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
 ) -> tuple[Registry, Job, bool] | None:
     """Return the registry, the job and whether the job is new, None if the user does not approve the costs."""
-    from ..jobs import submit
+    from ..jobs import queue, submit
     from ..store.home import home
     from ..store.registry import Registry
 
@@ -155,10 +155,12 @@ def _send(
         prepared = replace(prepared, notes=(*prepared.notes, *lines))
     if not approved(prepared, yes=yes, check=check):
         return None
-    return registry, *submit.send(registry, prepared, name=name, key=key)
+    job, is_new = submit.send(registry, prepared, name=name, key=key)
+    return registry, queue.drive(registry, job), is_new
 
 
 def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json: bool) -> int:
+    from ..jobs.failover import is_on
     from ..jobs.follow import follow, log_view
     from ..jobs.view import unattended
     from ..logs.view import View
@@ -168,8 +170,9 @@ def _follow(registry: Registry, job: Job, is_new: bool, *, detach: bool, as_json
     say(f"{new if is_new else 'was sent before, with this key'}: {job.id}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "new": is_new, "plan": job.attempt.plan.dump()})
-    if not is_sent:
+    if not is_sent and (detach or not is_on(job.attempt)):
         rows = [("reason", str(queue.get("reason"))), ("send it", "cloudtrain advance")]
+        rows += [("", "or cloudtrain watch: a candidate is sent while a command runs")] if is_on(job.attempt) else []
         say("\n".join(labelled([*rows, ("stop it", f"cloudtrain stop {job.id}")])))
         return 0
     if detach:

@@ -19,6 +19,7 @@ from ..notices.notifier import Notifier
 from ..store.registry import Registry
 from ..text.tables import labelled
 from ..text.terminal import aside, say, say_each
+from . import queue as line
 from . import retry, stopping, watch
 from .overview import as_lines
 from .poller import Pacing, Poller, Seen
@@ -176,7 +177,7 @@ def wait(
 
 
 def _refreshed(registry: Registry, notifier: Notifier, job: Job) -> Seen:
-    job = stopping.followed(registry, job)
+    job = line.drive(registry, stopping.followed(registry, job))
     notifier.look(job)
     return Seen(job)
 
@@ -191,12 +192,16 @@ def _followed(registry: Registry, job: Job, view: View, tail: int | None, tell: 
     """Yield the job and its lines to the end, with its retries; None in place of lines at the end of each attempt."""
     was_active = job.active  # for a job that had already ended, no retry is sent
     while True:
+        if was_active:
+            job = line.until_sent(registry, job)
         with closing(LogStream(registry, job, job.attempt, view, tell=aside)) as stream:
             pages = _read_on(registry, job, stream, view, tail, tell, look)
             for job, lines in pages:
                 yield job, lines
             yield job, None
-        again = retry.send_patiently(registry, job) if was_active else None
+        again: Job | None = registry.find(job.id) if was_active else None
+        if again is not None and again.attempt.number == job.attempt.number:
+            again = retry.send_patiently(registry, job)
         if again is None:
             return
         job, tail = again, None
@@ -214,7 +219,10 @@ def _read_on(
         nonlocal job, state_due, shown_detail
         if time.monotonic() < state_due:
             return job.attempt
+        number = job.attempt.number
         job = stopping.followed(registry, job)
+        if job.attempt.number != number:  # the next attempt, after a move
+            job = replace(job, attempt=registry.attempt(job, number))
         state_due = time.monotonic() + (BACK_OFF_S if job.attempt.unreachable_since_s else stream.pace.state_s)
         if job.active and job.attempt.state.detail != shown_detail:
             shown_detail = job.attempt.state.detail

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ..errors import CloudtrainError
@@ -15,7 +16,8 @@ from ..job import Job, no_machines
 from ..money import shared_ledger_sync
 from ..planning.job_spec import PRIORITIES
 from ..store.registry import Registry
-from . import listing, retry, stopping, submit
+from ..text.terminal import say
+from . import failover, listing, retry, stopping
 
 RECENT = 100  # jobs that are looked at for an end, and for lost agents
 TRY_S = 15.0  # between two tries of a job, however long the job has waited; a job's end causes a try at once
@@ -28,13 +30,17 @@ def advance_queue(registry: Registry) -> list[str]:
     of processes may call the function at once: each job is sent once. A try is one call of the backend for each kind of
     machines, at most every TRY_S seconds.
     """
-    told = [line for job in registry.jobs(limit=RECENT) if _was_lost(job) for line in _send_again(registry, job)]
+    from . import submit
+
+    lost = [job for job in registry.jobs(limit=RECENT) if "places" not in job.attempt.submitter and _was_lost(job)]
+    told = [line for job in lost for line in _send_again(registry, job)]
     active = registry.jobs(active=True)
     for job in active:
-        if job.attempt.phase == "sent" and stopping.wait_is_over(job, job.attempt.created_s):
+        if stopping.wait_is_over(job) and not failover.is_on(job.attempt):
             with suppress(CloudtrainError):
                 stopping.followed(registry, job)
-    queued = [job for job in active if job.attempt.phase == "queued"]
+    told += [line for job in active if failover.is_on(job.attempt) for line in _advance(registry, job)]
+    queued = [job for job in active if job.attempt.phase == "queued" and not failover.is_on(job.attempt)]
     waiting = sorted(queued, key=lambda job: (-PRIORITIES.get(job.asked.priority, 50), job.attempt.created_s, job.seq))
     refused: dict[tuple[Any, ...], str] = {}
     recent = registry.jobs(limit=RECENT) if waiting else ()
@@ -42,7 +48,7 @@ def advance_queue(registry: Registry) -> list[str]:
     for place, job in enumerate(waiting, 1):
         now_s, asked = time.time(), job.asked.resources
         kind = job.backend, *(str(asked.get(key)) for key in ("instance_type", "accelerators", "spot"))  # share a quota
-        if stopping.wait_is_over(job, job.attempt.created_s):
+        if failover.is_past(job.asked.max_wait, job.attempt.created_s):
             message = "no machines within limits.max_wait"
             listing.end_unsent(registry, job.attempt, no_machines(message, ended_s=now_s))
             shared_ledger_sync.push(registry.database)
@@ -68,15 +74,63 @@ def advance_queue(registry: Registry) -> list[str]:
     return told
 
 
+def drive(registry: Registry, job: Job) -> Job:
+    """Do what is due in the search of a job with several candidates, and return the job as it is then.
+
+    A candidate in line is sent when due, and after a refusal the next, while one is due. Raises the errors of a send: the search has ended then, also by CapacityError at its limits.
+    """
+    if not failover.is_on(job.attempt):
+        return job
+    while failover.is_due(registry, job):
+        from . import submit  # not for a watch that sends nothing
+
+        sent = submit.send_queued(registry, job, partial(retry.prepare_unasked, registry))
+        if sent is None:
+            break
+        job = sent
+    job = registry.find(job.id)
+    if not job.active:
+        shared_ledger_sync.push(registry.database)
+    return job
+
+
+def until_sent(registry: Registry, job: Job) -> Job:
+    """Return the job's newest attempt once it is sent or over, driving the search of several candidates meanwhile."""
+    told = None
+    while failover.is_on(job.attempt):
+        found = drive(registry, stopping.followed(registry, registry.find(job.id)))
+        if found.attempt.phase not in ("intent", "queued") or not found.active:
+            return found
+        due_s = (found.attempt.state.queue or {}).get("start_s") or 0.0
+        if due_s > time.time() and (detail := found.attempt.state.detail) != told:
+            told = detail
+            say(f"in line: {detail}")
+        time.sleep(min(max(due_s - time.time(), 0.5), TRY_S))
+    return job
+
+
+def _advance(registry: Registry, job: Job) -> list[str]:
+    """Drive the job's search, and return a line if the job was sent or has ended."""
+    try:
+        found = drive(registry, stopping.followed(registry, job))
+    except CloudtrainError as error:
+        return [f"{job.id} is not sent: {error.message}"]
+    if found.attempt.phase == "sent" and (job.attempt.number, job.attempt.phase) != (found.attempt.number, "sent"):
+        return [f"sent: {job.id}"]
+    return [] if found.active else [f"{job.id} has left the line: {found.attempt.state.detail}"]
+
+
 def _was_lost(job: Job) -> bool:
     """Return whether the job has lost its place in line, or got no machines: its wait is not over."""
     state, now_s = job.attempt.state, time.time()
     is_lost = state.state == "failed" and state.reason in ("node_failure", "no_machines") and state.started_s is None
-    is_over = stopping.wait_is_over(job, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
+    is_over = failover.is_past(job.asked.max_wait, job.created_s) or abs(now_s - (state.ended_s or now_s)) < TRY_S
     return job.asked.waits and is_lost and job.attempt.phase == "sent" and not is_over
 
 
 def _send_again(registry: Registry, job: Job) -> list[str]:
+    from . import submit
+
     try:
         sent = submit.resend(registry, job, retry.prepare_next(registry, job))
     except CloudtrainError as error:

@@ -24,7 +24,7 @@ from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
 from ..text import sanitize
-from . import listing
+from . import failover, listing
 
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
 NEVER_SENT = "the submit ended before the job was known to be sent, and the backend knows none; nothing runs"
@@ -40,7 +40,7 @@ class _LogFacts:
 
 
 def refresh(registry: Registry, job: Job) -> Job:
-    """Return the job as the backend describes it now, and store the state."""
+    """Return the job as the backend describes it now, and store the state; after a move, with its next attempt."""
     attempt = job.attempt
     if not job.active:
         return job
@@ -59,11 +59,12 @@ def refresh(registry: Registry, job: Job) -> Job:
     except UnreachableError:
         registry.set_unreachable(attempt)
         attempt = replace(attempt, unreachable_since_s=attempt.unreachable_since_s or time.time())
-    if attempt.state.state not in ACTIVE:
+    if attempt.state.state not in ACTIVE or (attempt.state.started_s and not job.attempt.state.started_s):
         from ..money import shared_ledger_sync
 
         shared_ledger_sync.push(registry.database)  # the next command repeats a failed update
-    return replace(job, attempt=attempt)
+    may_move = attempt.state.state not in ACTIVE and failover.is_on(attempt)
+    return registry.find(job.id) if may_move else replace(job, attempt=attempt)
 
 
 def settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> Attempt:
@@ -76,7 +77,7 @@ def settle(registry: Registry, attempt: Attempt, backend: backends.Backend) -> A
         return attempt
     if attempt.submitter.get("queued"):  # sent from the line by a process that died: the job keeps its place
         registry.mark_queued(attempt, {"reason": "the process that was sending the job ended"})
-        return replace(attempt, phase="queued")
+        return registry.find(attempt.job_id).attempt
     state = State("failed", "error", resumable=False, detail=NEVER_SENT, ended_s=time.time())
     listing.end_unsent(registry, attempt, state)
     return replace(attempt, phase="never_sent", state=state, unreachable_since_s=None)
@@ -134,6 +135,10 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
         state = _end_of_wait(stored, state)
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
+        if state.started_s is not None:
+            failover.began(registry, stored)
+        if state.state not in ACTIVE:
+            failover.ended(registry, job, replace(stored, state=state))
         series.append(registry.database, job.id, facts.points)
         sweeps.take(registry.database, job.id, facts.reports)
         listing.keep(registry, job.id)
@@ -144,8 +149,8 @@ def _end_of_wait(attempt: Attempt, state: State) -> State:
     """Return the state; the end by our own stop, for a wait that was over, is a lack of machines and no user's stop."""
     if not attempt.submitter.get("gave_up_s") or (state.state, state.reason) != ("stopped", "user"):
         return state
-    detail = "no machines within limits.max_wait"
-    if state.started_s is not None:
+    detail = f"no machines within {attempt.submitter.get('gave_up')}"
+    if state.started_s is not None and not failover.is_on(attempt):
         return replace(state, reason="time_limit", detail=f"{detail}; they came while the job was being stopped")
     return replace(state, state="failed", reason="no_machines", error=no_machines(detail).error)
 

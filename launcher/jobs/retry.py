@@ -25,6 +25,7 @@ from ..planning.search_spec import fixed, search_of
 from ..store import sweeps
 from ..text.terminal import say
 from ..text.units import format_money, parse_money
+from . import failover
 from .shown_config import differences
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def prepare_next(
 
     require_own_backend(job, settings)
     config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    config, late_micro = failover.under_candidate(job.attempt, config)
     config = own_places(config, job.id, job.config)
     if job.config.get("sweep"):
         _require_same_search(job, config)
@@ -107,10 +109,11 @@ def prepare_next(
     file, spent_micro = Path(job.config_file), _spent_micro(registry, job, config)
     with configs.placing(file, settings) if update_config else contextlib.nullcontext():
         cache = registry.folder / "bundles"
-        ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=spent_micro, job_id=job.id)
+        most_micro = max(spent_micro, late_micro)
+        ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=most_micro, job_id=job.id)
     attempts = registry.attempts(job)
     step = None if from_older else newest_save(attempts)[0]
-    plan = replace(ready.plan, saved_step=step, faults=faults(attempts))
+    plan = replace(ready.plan, saved_step=step, spent_micro=spent_micro, faults=faults(attempts))
     ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
@@ -275,6 +278,8 @@ def is_due(job: Job, attempts: Sequence[Attempt]) -> bool:
     attempt, state = job.attempt, job.attempt.state
     if not state.is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
+    if state.reason == "preempted" and failover.is_on(attempt):  # the search for machines has decided
+        return False
     return attempt.number < last_number(job, attempts) and not backends.load(job.backend).pace(attempt.ref).retries
 
 
@@ -299,11 +304,7 @@ def send_if_due(registry: Registry, job: Job) -> Job | None:
         return None
     say(f"{job.id}: {job.attempt.state.reason}; attempt {number} of at most {most} begins")
     try:
-        prepared = prepare_next(registry, job, from_older=True)
-        older = older_start(registry, job, prepared.config)
-        is_agreed = older is None or not older.is_zero  # `retry` agrees to the loss of some steps, not of all
-        require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=is_agreed)
-        return submit.resend(registry, job, prepared)
+        return submit.resend(registry, job, prepare_unasked(registry, job))
     except (CloudtrainError, OSError) as error:
         known = registry.find(job.id)
         if isinstance(error, UnreachableError) and known.attempt.number == number and known.active:
@@ -329,6 +330,14 @@ def send_patiently(registry: Registry, job: Job, most_s: float = PATIENCE_S) -> 
                 return None
             say(f"no retry yet: {error}")
             time.sleep(AGAIN_S)
+
+
+def prepare_unasked(registry: Registry, job: Job) -> Prepared:
+    """Return the prepared next attempt, which nobody is asked about: it may lose some steps, and not all."""
+    prepared = prepare_next(registry, job, from_older=True)
+    older = older_start(registry, job, prepared.config)
+    require_newest(older, f"cloudtrain resume {job.id} --from-older", from_older=older is None or not older.is_zero)
+    return prepared
 
 
 def _of_another(registry: Registry, job: Job) -> Job | None:

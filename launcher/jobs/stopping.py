@@ -16,8 +16,8 @@ from ..money import shared_ledger_sync
 from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
 from ..text.terminal import say
-from ..text.units import moment, parse_duration
-from . import listing
+from ..text.units import moment
+from . import failover, listing
 from .refresh import refresh, settle
 
 
@@ -106,8 +106,9 @@ def ask(
     asked = StopResult(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
-    if "gave_up_s" in job.attempt.submitter:
-        registry.mark(job.attempt, gave_up_s=None)  # the end is the user's
+    searches = failover.is_on(job.attempt) or "gave_up_s" in job.attempt.submitter  # the end is the user's
+    if searches and not registry.mark(job.attempt, stopped=True, gave_up_s=None):  # moved on meanwhile
+        return ask(registry, job.id, now=now)
     try:
         backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes
     except UnreachableError as error:
@@ -125,23 +126,32 @@ def followed(registry: Registry, job: Job) -> Job:
     platform reports the end, and the late start of a job counts as a run.
     """
     job = refresh(registry, job)
-    attempt, state = job.attempt, job.attempt.state
-    waits = state.state == "pending" and state.started_s is None and not state.restarts and traits(job.backend).queues
-    if waits and attempt.ref is not None and wait_is_over(job, attempt.created_s):
-        if not attempt.submitter.get("gave_up_s"):
-            job = replace(job, attempt=registry.mark(attempt, gave_up_s=time.time()))
-            say(f"{job.id}: no machines within limits.max_wait, so the job is stopped")
-        with suppress(CloudtrainError):  # the next poll asks again
-            backends.load(job.backend).stop(attempt.ref, now=False)
+    attempt, key = job.attempt, wait_is_over(job)
+    if not key or attempt.ref is None:
+        return job
+    if not attempt.submitter.get("gave_up_s"):
+        marks = {"gave_up_s": time.time(), "gave_up": key}
+        if not registry.mark(attempt, **marks):  # a later attempt exists
+            return job
+        job = replace(job, attempt=replace(attempt, submitter={**attempt.submitter, **marks}))
+        say(f"{job.id}: no machines within {key}, so the job is stopped")
+    with suppress(CloudtrainError):  # the next poll asks again
+        backends.load(job.backend).stop(attempt.ref, now=failover.is_on(attempt))
     return job
 
 
-def wait_is_over(job: Job, since_s: float) -> bool:
-    """Return whether the job has waited for machines longer than `limits.max_wait`."""
-    most = job.asked.max_wait
-    if most is None:
-        return False
-    return time.time() - since_s > (most if isinstance(most, int | float) else parse_duration(most))
+def wait_is_over(job: Job) -> str:
+    """Return the key of the limit that the wait of a sent attempt for machines has reached, "" before that.
+
+    A job that cannot be polled may have begun.
+    """
+    attempt, state = job.attempt, job.attempt.state
+    waits = state.state == "pending" and state.started_s is None and not state.restarts
+    if not waits or attempt.phase != "sent" or attempt.unreachable_since_s is not None:
+        return ""
+    most = {"capacity.wait": job.asked.capacity.get("wait") if failover.is_on(attempt) else None}
+    most |= {"limits.max_wait": job.asked.max_wait if traits(job.backend).queues else None}
+    return next((key for key, wait in most.items() if failover.is_past(wait, attempt.created_s)), "")
 
 
 def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) -> StopResult:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from .. import backend as backends
 from .. import config as configs
@@ -27,7 +27,7 @@ from ..store import budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text import addresses
 from ..text.terminal import say, say_each
-from . import adopt, listing, mirrors, reserve
+from . import adopt, failover, listing, mirrors, reserve
 from .refresh import refresh
 
 T = TypeVar("T")
@@ -43,9 +43,11 @@ def send(
 ) -> tuple[Job, bool]:
     """Journal and send the job; return the job, and False if the idempotency key named an existing job.
 
+    If the first of several candidates gets no machines, the job is in line for the next: `queue.drive` sends it.
     Raises UsageError if `name` is taken, ConfigError for a secret that is not set, BudgetError if a budget has no room
     for the worst case, and the errors of the backend.
     """
+    prepared, course, in_line = failover.begin(registry, prepared)
     config = prepared.config
     secrets = _secrets(config, environ)
     known = None if key is None else registry.with_key(key)
@@ -65,7 +67,7 @@ def send(
             config=sent.model_dump(mode="json"),
             config_file=str(prepared.config_file.absolute()),
             bundle=prepared.bundle.dump(),
-            attempt=_intent(job_id, number, prepared, request),
+            attempt=replace(_intent(job_id, number, prepared, request, course), **in_line),
             idempotency_key=key,
         )
         reserve.reserve(registry, job.attempt, job.config)
@@ -73,23 +75,42 @@ def send(
 
     add = partial(registry.add, name or config.name, make, exclusive=name is not None, key=key)
     job, is_new = _with_room(registry, add)
-    if not is_new:
-        return job, False
+    if not is_new or in_line:
+        return job, is_new
     return _send(registry, job, prepared.backend, prepared.bundle, secrets), True
 
 
-def send_queued(registry: Registry, job: Job) -> Job | None:
+def send_queued(registry: Registry, job: Job, prepare: Callable[[Job], Prepared] | None = None) -> Job | None:
     """Send a job that waits in line, with the request of its submit; return None if another process sends the job.
 
-    Without capacity the job stays in line. Raises ConfigError for a secret that is not set here: then the job stays in
-    line, too; and the errors of the backend: then the job has failed.
+    `prepare` returns the candidate to send in place of the request. Without capacity the job stays in line. Raises
+    ConfigError for a secret that is not set here: then the job stays in line, too; and the errors of `prepare` and of
+    the backend: then the job has failed.
     """
-    attempt, backend = job.attempt, backends.load(job.backend)
     secrets = _secrets(configs.stored(job.config), os.environ)
-    if not registry.claim(attempt):
+    if not registry.claim(job.attempt):
         return None
-    attempt = registry.attempt(job, attempt.number)
-    return _send(registry, replace(job, attempt=attempt), backend, backends.Bundle.load(job.bundle), secrets)
+    job = registry.find(job.id)
+    if prepare is not None:
+        try:
+            job = _exchanged(registry, job, prepare(job))
+        except BaseException as error:
+            _close(registry, job.attempt, error)
+            raise
+    return _send(registry, job, backends.load(job.backend), backends.Bundle.load(job.bundle), secrets)
+
+
+def _exchanged(registry: Registry, job: Job, prepared: Prepared) -> Job:
+    """Journal the candidate in place of the claimed attempt's request. Raises BudgetError if it may cost more."""
+    config, number = prepared.config, job.attempt.number
+    request = prepared.backend.request(prepared.plan, config, job.id, number, prepared.bundle.sha256)
+    plan = replace(prepared.plan, hold_micro=job.attempt.plan.hold_micro)
+    attempt = replace(job.attempt, plan=plan, request=request.dump(), created_s=time.time())
+    job = replace(job, backend=config.backend, config=config.model_dump(mode="json"), attempt=attempt)
+    with registry.database.transaction():
+        registry.exchange(attempt, job)
+        ledger.cover(registry.database, job.id, number, plan.worst_case_micro, time.time())
+    return job
 
 
 def resend(
@@ -114,7 +135,7 @@ def resend(
     _require_ready(registry, prepared)
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
-    attempt = _intent(job.id, number, prepared, request)
+    attempt = _intent(job.id, number, prepared, request, failover.again(job.attempt))
     attempt.submitter["before"] = {"config": job.config, "bundle": job.bundle, "settings": list(job.attempt.settings)}
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
 
@@ -229,8 +250,10 @@ def _close(
         raise KeyboardInterrupt(NOTHING) from None
 
 
-def _intent(job_id: str, number: int, prepared: Prepared, request: backends.Request) -> Attempt:
-    submitter = {**this_process(), "settings": list(prepared.settings)}
+def _intent(
+    job_id: str, number: int, prepared: Prepared, request: backends.Request, course: Mapping[str, Any]
+) -> Attempt:
+    submitter = {**this_process(), "settings": list(prepared.settings), **course}
     return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), submitter)
 
 
@@ -254,6 +277,9 @@ def _send(
         shipment.sending.creates()
         registry.mark_sent(attempt, ref)
     except BaseException as error:
+        is_refused = shipment.sending.is_nothing_sent(error) and failover.is_on(attempt)
+        if is_refused and isinstance(error, PASSING) and failover.refused(registry, job, attempt, error):
+            return registry.find(job.id)
         if shipment.sending.is_nothing_sent(error) and job.asked.waits and isinstance(error, CapacityError):
             registry.mark_queued(attempt, {"reason": error.message, "tried_s": time.time()})
             return replace(job, attempt=registry.attempt(job, attempt.number))

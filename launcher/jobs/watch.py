@@ -14,13 +14,13 @@ from pathlib import Path
 
 from cloudtrain.entrypoints import processes
 
-from ..errors import PASSING
-from ..job import Job
+from ..errors import PASSING, CloudtrainError
+from ..job import ACTIVE, Job
 from ..logs import stream
 from ..notices import outbox
 from ..notices.notifier import RECENT_S, Notifier
 from ..store.registry import Registry
-from . import retry, stopping
+from . import queue, retry, stopping
 from .poller import Begin, Lanes, Pacing, Poller, Seen, as_fault, refreshing
 from .view import read_view
 
@@ -82,14 +82,20 @@ def look(registry: Registry, notifier: Notifier, job: Job) -> Seen:
             now = registry.find(job.id)
             if not is_mine:
                 return Seen(now, read_view(registry, now), is_mine=False)
+            number, again, fault = now.attempt.number, None, None
             now = stopping.followed(registry, now)
-            notices, again, fault = tuple(notifier.look(now)), None, None
+            try:
+                now = queue.drive(registry, now)
+            except CloudtrainError as error:  # of a send: the job has ended, or stays in line
+                now, fault = registry.find(job.id), error
+            notices = tuple(notifier.look(now))
             if not now.active and (job.active or _is_of_late(now, time.time(), RETRY_S)):
                 try:
                     again = retry.send_if_due(registry, now)
                 except PASSING as error:  # the job is polled again, for RETRY_S
                     fault = error
-            ended, view = None if now.active else now.attempt, read_view(registry, again or now)
+            last = now.attempt if now.attempt.number == number else registry.attempt(now, number)
+            ended, view = None if last.state.state in ACTIVE else last, read_view(registry, again or now)
             return Seen(again or now, view, notices, fault=fault, ended=ended, was_active=job.active)
     except Exception as error:
         return Seen(job, fault=as_fault(error))

@@ -152,25 +152,40 @@ class Registry:
         """Store that no process sends the attempt any more; the attempt may exist, and any command may settle it."""
         self._update(attempt, submitter=json.dumps({**attempt.submitter, "stamp": None}))
 
-    def mark(self, attempt: Attempt, **marks: Any) -> Attempt:
-        """Store the marks in the attempt's `submitter`, and return the attempt with the marks."""
-        with self.database.transaction():
-            rows = self.database.execute(f"{_ATTEMPTS} AND number = ?", (attempt.job_id, attempt.number))
-            submitter = {**(object_of(rows[0]["submitter"]) if rows else attempt.submitter), **marks}
-            self._update(attempt, submitter=json.dumps(submitter))
-        return replace(attempt, submitter=submitter)
+    def mark_queued(self, attempt: Attempt, queue: dict[str, Any], **marks: Any) -> None:
+        """Store that the attempt waits in line to be sent, with its worst case held; `queue` as in State.
 
-    def mark_queued(self, attempt: Attempt, queue: dict[str, Any]) -> None:
-        """Store that the attempt waits in line to be sent, with its worst case held; `queue` as in State."""
+        `marks` change the attempt's `submitter`. No change if a concurrent process has claimed the attempt meanwhile.
+        """
         place = f"place {queue['place']} of {queue['of']} in line: " if "place" in queue else ""
         state = State("pending", detail=f"{place}{queue.get('reason')}", queue=queue)
-        self._update(attempt, _UNSENT, state, phase="queued")
+        changed: dict[str, Any] = {"submitter": json.dumps({**attempt.submitter, **marks})} if marks else {}
+        self._update(attempt, f"{_UNSENT} {_same_try(attempt)}", state, phase="queued", **changed)
 
     def claim(self, attempt: Attempt) -> bool:
         """Store that this process sends the attempt in line; return whether no other process was faster."""
-        submitter = json.dumps({**attempt.submitter, **this_process(), "queued": True})
+        number = attempt.submitter.get("try", 0) + 1
+        submitter = json.dumps({**attempt.submitter, **this_process(), "queued": True, "try": number})
         with self.database.transaction():
-            return self._update(attempt, "AND phase = 'queued'", phase="intent", submitter=submitter)
+            return self._update(
+                attempt, f"AND phase = 'queued' {_same_try(attempt)}", phase="intent", submitter=submitter
+            )
+
+    def exchange(self, attempt: Attempt, job: Job) -> None:
+        """Give the claimed attempt the candidate's plan and request, and the job the candidate's config."""
+        plan, request = json.dumps(attempt.plan.dump()), json.dumps(attempt.request)
+        with self.database.transaction():
+            self._update(attempt, "AND phase = 'intent'", created_s=attempt.created_s, plan=plan, request=request)
+            values = (json.dumps(job.config), job.backend, job.id)
+            self.database.execute("UPDATE jobs SET config = ?, backend = ? WHERE id = ?", values)
+
+    def mark(self, attempt: Attempt, **marks: Any) -> bool:
+        """Store the marks in the `submitter` of the job's newest attempt; return False if a later attempt exists."""
+        newest = "AND number = (SELECT MAX(number) FROM attempts WHERE job_id = ?1)"
+        with self.database.transaction():
+            rows = self.database.execute(f"{_ATTEMPTS}1 AND number = ?2 {newest}", (attempt.job_id, attempt.number))
+            found = [{**object_of(row["submitter"]), **marks} for row in rows]
+            return any(self._update(attempt, submitter=json.dumps(submitter)) for submitter in found)
 
     def mark_never_sent(self, attempt: Attempt, state: State) -> None:
         """Store that the attempt was and will never be sent, and free its worst case; unless sent meanwhile."""
@@ -370,6 +385,11 @@ class Registry:
 
     def _select(self, rest: str, *values: Any) -> list[Job]:
         return [_job(row) for row in self.database.execute(f"{_JOB_WITH_LAST_ATTEMPT} {rest}", values)]
+
+
+def _same_try(attempt: Attempt) -> str:
+    """Return the SQL condition that no try to send the attempt has begun since it was read."""
+    return f"AND COALESCE(json_extract(submitter, '$.try'), 0) = {int(attempt.submitter.get('try', 0))}"
 
 
 def this_process() -> dict[str, Any]:

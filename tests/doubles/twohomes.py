@@ -63,8 +63,10 @@ class World:
     """Two homes, their ledgers, a platform, and the clock.
 
     `running`: process -> the effects until it dies. `limits`: home (None for the shared ledger), project, period ->
-    the limit in micro-dollars, as its owner has set it.
+    the limit in micro-dollars, as its owner has set it. `kills`: the share of dying processes, their most effects.
     """
+
+    kills = 0.2, 60
 
     def __init__(self, seed: int, top: Path) -> None:
         self.rnd, self.now_s, self.is_well = random.Random(seed), BEGIN_S, False
@@ -87,7 +89,7 @@ class World:
     def command(self, home: Path, work: Callable[[Registry], object]) -> None:
         """Run a process that may be killed; errors for its user are part of the history."""
         number, place = next(self.numbers), (home, len(self.running))
-        self.running[number] = self.rnd.randrange(60) if self.is_well and self.rnd.random() < 0.2 else float("inf")
+        self.running[number] = self.rnd.randrange(self.kills[1]) if self._dies() else float("inf")
         with pytest.MonkeyPatch.context() as patch, suppress(KeyboardInterrupt, Killed):
             patch.setenv("CLOUDTRAIN_HOME", str(home))
             try:
@@ -100,6 +102,9 @@ class World:
                 self.registries.pop(place).close()
             finally:
                 del self.running[number]
+
+    def _dies(self) -> bool:
+        return self.is_well and self.rnd.random() < self.kills[0]
 
     def opened(self, home: Path, depth: int = 0) -> Registry:
         """Return a registry that stays open, since opening it costs more than most commands."""
@@ -253,10 +258,10 @@ def site() -> tuple[Path, tuple[JobConfig, JobConfig], bytes]:
 
 
 @contextmanager
-def two_homes(seed: int) -> Iterator[World]:
+def two_homes(seed: int, make: Callable[[int, Path], World] = World) -> Iterator[World]:
     """Yield a world in memory, whose clock and processes the product takes for the real ones."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as top, pytest.MonkeyPatch.context() as patch:
-        world, thread = World(seed, Path(top)), threading.get_ident()
+        world, thread = make(seed, Path(top)), threading.get_ident()
 
         def watch(owner: Any, name: str, call: str) -> None:
             real = getattr(owner, name)
