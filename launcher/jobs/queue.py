@@ -77,7 +77,8 @@ def advance_queue(registry: Registry) -> list[str]:
 def drive(registry: Registry, job: Job) -> Job:
     """Do what is due in the search of a job with several candidates, and return the job as it is then.
 
-    A candidate in line is sent when due, and after a refusal the next, while one is due. Raises the errors of a send: the search has ended then, also by CapacityError at its limits.
+    A candidate in line is sent when due, and after a refusal the next, while one is due. Raises the
+    errors of a send: the search has ended then, also by CapacityError at its limits.
     """
     if not failover.is_on(job.attempt):
         return job
