@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import CloudtrainError, UsageError
+from ..jobs.overview import try_lines
 from ..jobs.refresh import refresh
 from ..jobs.view import outcome, read_view
 from ..money import bill, period
@@ -61,14 +63,15 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
     job = refresh(registry, registry.find(key))
     view, trials = read_view(registry, job), None
-    found = bill.bill(view.money, view.attempts, view.now_s)
+    found = bill.bill(view.money, view.runs, view.now_s)
     if job.config.get("sweep"):
         from ..sweeps import costs
 
         trials = costs.costs_of(registry.database, view)
     if as_json:
         who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        print_json(who | bill.as_json(found) | ({} if trials is None else {"sweep": costs.as_json(trials)}))
+        more = {"tries": [asdict(each) for each in view.tries]} | bill.as_json(found)
+        print_json(who | more | ({} if trials is None else {"sweep": costs.as_json(trials)}))
     elif as_csv:
         cells = bill.leg_cells(found.lines) if trials is None else costs.cells(trials, is_whole=True)
         print_lines([csv_text(*cells)])
@@ -78,7 +81,8 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
         room = None if columns is None else columns - len("  ")
         rows = bill.leg_rows(found.lines)
         legs = table(bill.LEG_HEAD, rows, drop=drop, columns=room) if rows else ["nothing was ever sent"]
-        print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *bill.bill_lines(found)])
+        searched = try_lines(view, columns)
+        print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *searched, *bill.bill_lines(found)])
         if trials is not None:
             _print_trials(trials)
 

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..job import Attempt, Job
 from ..logs.view import View, parse_ranks
 from ..store.registry import Registry
+from ..store.tries import with_machines
 from ..text.terminal import say
 from .options import WholeNumber, completes, duration_s, examples, job_argument, json_option
 
@@ -95,8 +96,8 @@ def command(
     last = found.attempt.number
     chosen = registry.attempt(found, attempt) if isinstance(attempt, int) and attempt != last else found.attempt
     _require_there([chosen], view)
-    if attempt is None and last > 1:
-        say(f"attempts 1 to {last} of {found.id}; this is {last}: --attempt N, or --attempt all")
+    if attempt is None and len(runs := with_machines(registry.attempts(found))) > 1:
+        say(f"attempts {runs[0].number} to {last} of {found.id}; this is {last}: --attempt N, or --attempt all")
     if following and chosen is found.attempt:
         return follow(registry, found, log_view(found, view), tail=tail)
     show(registry, found, chosen, replace(log_view(found, view), attempt=chosen.number), tail=tail)
@@ -109,7 +110,7 @@ def _show_all(registry: Registry, job: Job, view: View, tail: int | None, *, fol
     from ..jobs.view import outcome
     from ..text.terminal import aside
 
-    attempts = registry.attempts(job)
+    attempts = with_machines(registry.attempts(job))
     _require_there(attempts, view)
     counts = {} if tail is None else tails(registry, job, attempts, view, tail)
     for each in attempts:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .. import backend as backends
 from ..errors import CapacityError, CloudtrainError
 from ..job import Attempt, Job, State, no_machines
-from ..store import ledger
+from ..store import ledger, tries
 from ..store.registry import Registry
 from ..text.terminal import say
 from ..text.units import moment, parse_duration
@@ -170,11 +170,11 @@ def ended(registry: Registry, job: Job, attempt: Attempt) -> None:
         return
     course = {key: value for key, value in attempt.submitter.items() if key not in _OF_A_TRY}
     course |= {"candidate": places[found.position][0], "round": found.round, "queued": True}
-    state = _in_line(attempt.state.detail or str(reason), places, found)
+    state = _in_line(tries.why(attempt.state), places, found)
     later = replace(attempt, number=attempt.number + 1, phase="queued", submitter=course, ref=None, state=state)
     registry.add_attempt(replace(later, created_s=time.time()), registry.find(job.id).config, job.bundle)
     ledger.move(registry.database, job.id, attempt.number, later.number, time.time())
-    say(f"{job.id}: {_words(places[position])}: {state.detail}")
+    say(f"{job.id}: {tries.name_of(places[position])}: {state.detail}")
 
 
 def began(registry: Registry, attempt: Attempt) -> None:
@@ -210,19 +210,16 @@ def _to_next(registry: Registry, job: Job, attempt: Attempt, why: str) -> bool:
     course |= {"candidate": places[found.position][0], "round": found.round, "queued": True}
     state = _in_line(why, places, found)
     registry.mark_queued(attempt, state.queue or {}, **course)
-    say(f"{job.id}: {_words(places[position])}: {state.detail}")
+    say(f"{job.id}: {tries.name_of(places[position])}: {state.detail}")
     return True
 
 
 def _in_line(why: str, places: Sequence[Sequence[Any]], found: NextTry) -> State:
-    words = f"{why}; next: {_words(places[found.position])}"
+    name = tries.name_of(places[found.position])
+    words = f"{why}; next: {name}"
     due = "" if found.due_s <= time.time() else f" at {moment(found.due_s)} UTC"
-    return State("pending", detail=f"{words}{due}", queue={"reason": f"{words}{due}", "start_s": found.due_s})
-
-
-def _words(place: Sequence[Any]) -> str:
-    number, backend, _, region, machine, is_spot = place
-    return " ".join([f"candidate {number + 1}", *filter(None, (backend, region, machine)), *(["spot"] * is_spot)])
+    queue = {"reason": f"{words}{due}", "start_s": found.due_s, "next": name}
+    return State("pending", detail=f"{words}{due}", queue=queue)
 
 
 def _limits(job: Job) -> tuple[int | None, float | None]:

@@ -23,6 +23,7 @@ from ..metering.money import Money
 from ..money.forecast import limit_micro, up_to
 from ..store.progress import shown
 from ..store.registry import RAN, Registry
+from ..store.tries import next_words
 from ..text.terminal import json_line
 from .view import JobView, in_line, outcome, progress_of, read_view, view_of
 
@@ -217,7 +218,7 @@ def row_of(job: Job, attempts: Sequence[Attempt], now_s: float, described: bool 
     try:
         spent_micro = meter.spent_micro(meter.legs_of(attempts), now_s)
         percent = Money(spent_micro, None, limit_micro(job), None).percent
-        how, far = outcome(job), shown(progress_of(job, attempts)) or in_line(job) or "-"
+        how, far = outcome(job), next_words(job) or shown(progress_of(job, attempts)) or in_line(job) or "-"
         money = "?" if spent_micro is None else f"{cell(spent_micro)}{'' if percent is None else f' {percent}%'}"
         told = json_line(view_of(job, attempts, now_s).as_json()) if described else ""
     except Exception as error:

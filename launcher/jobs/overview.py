@@ -15,7 +15,7 @@ from ..backend_table import traits
 from ..job import Attempt
 from ..metering import meter
 from ..money import unit_cost
-from ..store import exchange_figures, loss_bins
+from ..store import exchange_figures, loss_bins, tries
 from ..store.progress import data_share, lineage, unkept
 from ..store.progress import shown as progress_words
 from ..store.registry import submitter_lives
@@ -25,7 +25,7 @@ from ..text.terminal import when
 from ..text.units import clock, percent, quantity, step_time
 from ..text.units import size as bytes_of
 from ..text.visible import shown
-from .view import JobView, failure_lines, outcome, saved_step, with_reason
+from .view import JobView, failure_lines, in_line, outcome, saved_step, with_reason
 
 Rows = list[tuple[str, str]]  # label and text; a row without a label continues the row above
 
@@ -65,7 +65,7 @@ def as_lines(
     figures = [*_head(view), *_pending(view), *_progress(view), *_below("trials", trials), *_below("test", tests)]
     figures += [*saved, *([("" if saved else "checkpoint", lost)] if lost else [])]
     head = [f"{view.job.id}  {outcome(view.job)}", *labelled([*figures, *_money(view)])]
-    tail = [*_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]
+    tail = [*try_lines(view, columns), *_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]
     lines: list[str] = []
     for frames, line_count in _MOST:
         lines = wrapped([*head, *labelled(_failure(view, before[-line_count:], frames, columns)), *tail], columns)
@@ -78,7 +78,8 @@ def as_line(view: JobView) -> str:
     """Return the job for people, on a single line."""
     job, money, clock = view.job, view.money, time.strftime("%H:%M:%S")
     limit = f" of {dollars(money.limit_micro)}" if money.limit_micro else ""
-    parts = [f"{clock} {job.id}  {outcome(job)}", progress_words(view.progress), f"{most(money.spent_micro)}{limit}"]
+    parts = [f"{clock} {job.id}  {outcome(job)}", in_line(job), progress_words(view.progress)]
+    parts.append(f"{most(money.spent_micro)}{limit}")
     if job.active and money.burn_micro_h:
         parts.append(f"{dollars(money.burn_micro_h)} an hour")
     if job.active and view.left_s is not None:
@@ -123,7 +124,8 @@ def _pending(view: JobView) -> Rows:
         return [("waiting", f"{waited}, to be sent by process {who.get('pid')} on {who.get('host')}")]
     most = None if again_s else job.asked.max_wait
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
-    if start_s := (attempt.state.queue or {}).get("start_s"):
+    queue = attempt.state.queue or {}
+    if (start_s := queue.get("start_s")) and "next" not in queue:
         detail += f"; starts by {clock(start_s, view.now_s)}"
     return [("waiting", f"{waited}{detail}{f'; given up after {most}' if most else ''}")]
 
@@ -266,17 +268,29 @@ def _cut(line: str, columns: int | None) -> str:
     return line if room is None or len(line) <= room else f"{line[: room - 1]}…"
 
 
+def try_lines(view: JobView, columns: int | None) -> list[str]:
+    """Return the table of the tries of a job with several candidates."""
+    rows = [each.cells for each in view.tries]
+    if not rows:
+        return []
+    room = None if columns is None else columns - len(INDENT)
+    lines = table(tries.HEAD, rows[-tries.MOST :], drop=("ROUND",), shorten={"RESULT": 11}, columns=room)
+    earlier = [f"{INDENT}and {len(rows) - tries.MOST} before"] * (len(rows) > tries.MOST)
+    return [*(f"{INDENT}{line}" for line in lines), *earlier]
+
+
 def _attempt_lines(view: JobView, columns: int | None) -> list[str]:
     """Return a table of several attempts: how each ended, its cost, and its last step."""
-    if len(view.attempts) < 2:
+    attempts = view.runs
+    if len(attempts) < 2:
         return []
     rows = [
-        _attempt_row(attempt, view.attempts[place - 1] if place else None, after, view.now_s)
-        for place, (attempt, after) in enumerate(zip_longest(view.attempts, view.attempts[1:]))
+        _attempt_row(attempt, attempts[place - 1] if place else None, after, view.now_s)
+        for place, (attempt, after) in enumerate(zip_longest(attempts, attempts[1:]))
     ][-_ATTEMPTS:]
     head = ("ATTEMPT", "STATE", "TIME", "USD", "STEP", "SAVED")
     room = None if columns is None else columns - len(INDENT)
-    earlier = len(view.attempts) - len(rows)
+    earlier = len(attempts) - len(rows)
     lines = table(head, rows, drop=("SAVED", "TIME"), shorten={"STATE": 12}, columns=room)
     return [*(f"{INDENT}{line}" for line in lines), *([f"{INDENT}and {earlier} before"] if earlier else [])]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from cloudtrain.entrypoints.terms import worst_case_micro
 from ..job import Attempt, Job, State, exit_code
 from ..metering import meter
 from ..money.forecast import Forecast, forecast, limit_micro, step_s, up_to
-from ..store import budgets, gpu_figures, ledger
+from ..store import budgets, gpu_figures, ledger, tries
 from ..store.progress import data_share, trial_counts
 from ..store.registry import Registry, submitter_lives
 from ..text.tables import labelled
@@ -67,6 +67,16 @@ class JobView:
         ranks = f"{plan.instances} x {plan.nproc_per_node} = {counted(plan.ranks, 'rank')}"
         again = f", {counted(restarts, 'restart')}" if restarts else ""
         return f"{self.job.backend}, {ranks}, attempt {self.job.attempt.number}{again}"
+
+    @property
+    def runs(self) -> list[Attempt]:
+        """The attempts without those that are in `tries` alone."""
+        return tries.with_machines(self.attempts)
+
+    @property
+    def tries(self) -> tuple[tries.Try, ...]:
+        """The tries of a job with several candidates, in order, the next one last; empty for other jobs."""
+        return tries.tries_of(self.attempts)
 
     @property
     def share_done(self) -> float | None:
@@ -224,6 +234,7 @@ class JobView:
             "attempts": [
                 _attempt(one, after, self.now_s) for one, after in zip_longest(self.attempts, self.attempts[1:])
             ],
+            "tries": [asdict(each) for each in self.tries],
         }
 
 
@@ -304,7 +315,9 @@ def outcome(job: Job) -> str:
 
 
 def in_line(job: Job) -> str:
-    """Return the place of a waiting job: `2 of 3 in line`; empty for a job that does not wait in line."""
+    """Return the place of a waiting job: `2 of 3 in line`, or its next candidate; empty for a job not in line."""
+    if words := tries.next_words(job):
+        return words
     queue = job.attempt.state.queue if job.attempt.word == "queued" else None
     return f"{queue['place']} of {queue['of']} in line" if queue and queue.get("place") else ""
 

@@ -47,6 +47,7 @@ _LEAST_LOG = 2
 _BESIDE_LARGE = 5  # rows that a larger log leaves: its title, the keys, and three rows of figures
 _LEAST_BAR = 6  # columns; a shorter bar is not drawn
 _MOST_BAR = 60
+_TRIES = 4
 _FAR = 20.0  # a loss whose maximum is so many times its minimum is drawn on a log scale
 _PART_COLOURS = ("green", "magenta", "yellow", "blue")
 _ALERTS = {
@@ -56,6 +57,7 @@ _ALERTS = {
     "stalled": "no progress",
     "unreachable": "backend silent",
     "restarted": "ranks started again",
+    "moved": "no machines: moved to the next candidate",
 }
 _ENDS = ("started", "succeeded", "failed", "stopped", "preempted")
 
@@ -121,6 +123,7 @@ def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s:
         (7, lambda: _limit(view, width, signs)),
         (8, lambda: texts("checkpoint", _checkpoint(view))),
         (6, lambda: _alerts(watched, width, signs, now_s)),
+        (6, lambda: texts("tries", *_tries(view))),
         (9, lambda: texts("before", _before(view))),
     )
     return [(rank, rows) for rank, draw in ranked if (rows := _rows(draw, width, signs))]
@@ -283,10 +286,16 @@ def _alerts(watched: WatchedJob, width: int, signs: Signs, now_s: float) -> list
     return [labelled(width, signs, "alerts", ("; ".join(words), WARNS))] if words else []
 
 
+def _tries(view: JobView) -> list[str]:
+    """Return the newest tries of a job with several candidates, the newest first."""
+    newest = view.tries[: -_TRIES - 1 : -1]
+    return [f"{clock(each.at_s, view.now_s)} {each.candidate}. {each.place}: {each.result}" for each in newest]
+
+
 def _before(view: JobView) -> str:
     """Return how the earlier attempts ended, the newest first."""
     words = []
-    for attempt in view.attempts[-2::-1]:
+    for attempt in view.runs[-2::-1]:
         state = attempt.state
         held_s = meter.held_s(attempt, view.now_s) if state.ended_s is not None else None
         took = "" if held_s is None else f" after {span(held_s)}"

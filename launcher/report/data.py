@@ -36,7 +36,7 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
     return {
         "job": view.as_json(),
         "as_of_s": round(view.now_s, 3),
-        "attempts": [_attempt(attempt, series, view.now_s) for attempt in view.attempts],
+        "attempts": [_attempt(attempt, series, view.now_s) for attempt in view.runs],
         "steps": _columns(series.steps, at),
         "evals": [
             _placed(point, at) | {"metrics": {name: _rounded(value) for name, value in metrics.items()}}

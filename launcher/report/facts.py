@@ -181,7 +181,7 @@ def plan_rows(view: JobView) -> Iterator[tuple[str, str, str]]:
 
 def failures(view: JobView) -> Iterator[dict[str, str]]:
     """Yield the exception of the first failing rank, for each failed attempt."""
-    for attempt in view.attempts:
+    for attempt in view.runs:
         if error := attempt.state.error:
             who = f"rank {error['rank']}" if error.get("rank") is not None else "the job"
             where = f" on node {error['node']}" if error.get("node") is not None else ""

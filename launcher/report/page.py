@@ -25,6 +25,7 @@ from ..jobs.evaluations import Tested, headline, quantiles, tests_of
 from ..jobs.view import view_of
 from ..planning.shipped import GENERATOR, is_report
 from ..store import series as serieses
+from ..store import tries
 from ..store.registry import Registry
 from ..text.terminal import confirm, is_terminal, say
 from ..text.units import moment
@@ -57,6 +58,7 @@ def report_html(registry: Registry, job: Job, now_s: float) -> str:
         cards=list(facts.headline(view, series)),
         failures=list(facts.failures(view)),
         attempts=list(facts.attempt_rows(data["attempts"])),
+        tries=[tries.HEAD, *(each.cells for each in view.tries)],
         checkpoints=saved,
         checkpoints_summary=summary,
         plan=list(facts.plan_rows(view)),

@@ -33,7 +33,7 @@ from ..sweeps import overview
 from .site import Pages
 from .sse import Shown
 
-JOB_PARTS = ("head", "actions", "facts", "error", "trials", "attempts", "stop")
+JOB_PARTS = ("head", "actions", "facts", "error", "trials", "attempts", "tries", "stop")
 MONTHS = 12
 MOST_ROWS = 20
 PAGE = 50
@@ -142,6 +142,7 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "attempts": [
             (each, attempt, meter.held_s(attempt, view.now_s))
             for each, attempt in zip(shown["attempts"], view.attempts, strict=True)
+            if attempt in view.runs
         ][::-1],
         "before": [] if job.active else lines_before(registry, job),
         "fault": fault,

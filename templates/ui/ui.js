@@ -230,12 +230,13 @@
   /* Follow a new attempt, unless the reader has chosen an earlier attempt. */
   function newAttempt() {
     if (!form) return;
-    const rows = document.querySelectorAll("#part-attempts tbody tr").length;
+    const rows = [...document.querySelectorAll("#part-attempts tbody td:first-child")];
     const choice = form.elements.attempt, last = Number(choice.options[0].value);
-    if (rows <= last) return;
+    const added = rows.map((cell) => Number(cell.textContent)).filter((number) => number > last).reverse();
+    if (!added.length) return;
     const follows = Number(choice.value) === last;
-    for (let number = last + 1; number <= rows; number++) choice.prepend(new Option(String(number), String(number)));
-    if (follows) { choice.value = String(rows); openLog(); }
+    for (const number of added) choice.prepend(new Option(String(number), String(number)));
+    if (follows) { choice.value = choice.options[0].value; openLog(); }
   }
 
   on.begin = () => {
