@@ -55,11 +55,13 @@ def wanted(notice: Notice, on: Collection[str]) -> bool:
 
 
 def _life(facts: JobFacts, now_s: float) -> Iterator[_Due]:
-    """Yield the notices of the attempt's start, restarts and lost contact."""
+    """Yield the notices of the attempt's start, restarts and lost contact, and of the move to its candidate."""
     number, restarts, since_s = facts.attempt, facts.restarts, facts.unreachable_since_s
+    if facts.moved:
+        yield f"moved:{number}:{facts.moves}", "moved", facts.moved, ()
     if facts.state == "running":
         again = f"attempt {number} runs" if number > 1 else "it runs"
-        yield f"started:{number}", "started", again, ("restarted",) if number > 1 else ()
+        yield f"started:{number}", "started", again, ("restarted",) if number > 1 and not facts.moved else ()
     if restarts:
         headline = f"its ranks were started again ({counted(restarts, 'time')})"
         yield f"restarted:{number}:{restarts}", "restarted", headline, ()

@@ -33,6 +33,7 @@ NotifyEvent = Literal[
     "deadline",
     "stalled",
     "unreachable",
+    "moved",
 ]
 
 

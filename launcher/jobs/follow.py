@@ -193,7 +193,7 @@ def _followed(registry: Registry, job: Job, view: View, tail: int | None, tell: 
     was_active = job.active  # for a job that had already ended, no retry is sent
     while True:
         if was_active:
-            job = line.until_sent(registry, job)
+            job = line.until_sent(registry, job, look)
         with closing(LogStream(registry, job, job.attempt, view, tell=aside)) as stream:
             pages = _read_on(registry, job, stream, view, tail, tell, look)
             for job, lines in pages:

@@ -7,6 +7,7 @@ of the submit. After a refusal for want of capacity, later jobs for the same mac
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -95,8 +96,11 @@ def drive(registry: Registry, job: Job) -> Job:
     return job
 
 
-def until_sent(registry: Registry, job: Job) -> Job:
-    """Return the job's newest attempt once it is sent or over, driving the search of several candidates meanwhile."""
+def until_sent(registry: Registry, job: Job, look: Callable[[Job], object]) -> Job:
+    """Return the job's newest attempt once it is sent or over, driving the search of several candidates meanwhile.
+
+    `look` gets the job in line after each move.
+    """
     told = None
     while failover.is_on(job.attempt):
         found = drive(registry, stopping.followed(registry, registry.find(job.id)))
@@ -106,6 +110,7 @@ def until_sent(registry: Registry, job: Job) -> Job:
         if due_s > time.time() and (detail := found.attempt.state.detail) != told:
             told = detail
             say(f"in line: {detail}")
+            look(found)
         time.sleep(min(max(due_s - time.time(), 0.5), TRY_S))
     return job
 

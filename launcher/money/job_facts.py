@@ -10,6 +10,7 @@ from cloudtrain.entrypoints.terms import CostRate
 
 from ..job import Attempt, Job, last_number
 from ..planning.job_spec import default_hang_timeout_s, resume_terms
+from ..store import tries
 from ..text.units import parse_duration
 from .forecast import Forecast, left_s
 
@@ -17,6 +18,7 @@ from .forecast import Forecast, left_s
 def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobFacts:
     """Return the facts at the time of the forecast; `attempts` are all attempts of the job."""
     attempt, plan, state, asked = job.attempt, job.attempt.plan, job.attempt.state, job.asked
+    moves, moved = tries.moved(attempts)
     progress = {"eta_s": left_s(attempt.progress), "checkpoint_step": forecast.checkpoint_step}
     hang_s = _seconds(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
     return JobFacts(
@@ -48,6 +50,8 @@ def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobF
         hang_s=hang_s,
         unreachable_since_s=attempt.unreachable_since_s,
         restarts=state.restarts,
+        moved=moved,
+        moves=moves,
         most_attempts=last_number(job, attempts) if state.reason in asked.retry_on else 1,
         saves=job.saves,
         is_saved=forecast.saved_attempt is not None or state.resumable,

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -55,6 +56,8 @@ class Notifier:
         if not job.active and ended_s is not None and now_s - ended_s > RECENT_S:
             return []
         attempts = self._registry.attempts(job)
+        if attempts[-1].number > job.attempt.number and "places" in attempts[-1].submitter:
+            job = replace(job, attempt=attempts[-1])  # no end: the job is in line for its next candidate
         facts = job_facts(job, forecast(job, attempts, now_s), attempts)
         keys_sent = {tuple(each) for each in job.attempt.progress.get("told", ())}
         return self.tell(job.id, job.config, standing(facts, now_s), keys_sent=keys_sent, is_active=job.active)

@@ -1,10 +1,12 @@
-"""The tries of a job with several candidates: the same table on all screens, and the next try."""
+"""The tries of a job with several candidates: the same table on all screens, the next try, and the alert of a move."""
 
 import html
 import json
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,8 @@ from cloudtrain.launcher.live import jobview
 from cloudtrain.launcher.live.model import TailShot, WatchedJob
 from cloudtrain.launcher.live.view_state import ViewState
 from cloudtrain.launcher.money import bill
+from cloudtrain.launcher.notices import notifier
+from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.report.page import report_html
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.charts import UNICODE
@@ -153,3 +157,38 @@ def test_job_without_candidates_keeps_all_attempts(registry: Registry) -> None:
     view = read_view(registry, registry.find("job"))
     assert (len(view.runs), view.tries) == (2, ())
     assert "CANDIDATE" not in "\n".join(overview.as_lines(view))
+
+
+def told(registry: Registry, monkeypatch: pytest.MonkeyPatch, job: Job) -> list[tuple[str, str]]:
+    """Return key and title of each notice that a follower of the job offers to a channel with all events."""
+    offered: list[Any] = []
+    monkeypatch.setattr(notifier, "DeliveryThread", lambda *args: type("Thread", (), {"offer": offered.extend})())
+    config = job.config | {"notify": [{"webhook": "https://example.org/hook", "on": ["moved", "failed", "restarted"]}]}
+    Notifier(registry).look(replace(job, config=config))
+    return [(each.notice.key, "\n".join((each.notice.title, *each.notice.lines))) for each in offered]
+
+
+def test_move_is_an_alert_and_no_failure(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, moved: Job, home: Path
+) -> None:
+    """A follower that has just read the end of the attempt tells of the move, not of a failure; each move once."""
+    ended = replace(moved, attempt=registry.attempt(moved, 1))
+    assert ended.attempt.state.reason == "no_machines"
+    ((key, text),) = told(registry, monkeypatch, ended)
+    assert key == "moved:2:0"
+    assert f"candidate 1 (us-east-1, ml.p5.48xlarge, spot): no machines: {EMPTY}" in text
+    assert "next: candidate 2 (us-west-2, ml.p5.48xlarge) at 2026-11-30 00:53:20 UTC" in text
+
+
+def test_alert_of_the_second_refusal_has_its_own_key(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each refusal moves the same attempt: the key counts the moves."""
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+    submitter = {**COURSE, "candidate": 0}
+    job, _ = registry.add(
+        "job", lambda name, number: make_job(name, number, config=CONFIG, submitter=submitter), exclusive=True, key=None
+    )
+    keys = []
+    for _ in range(2):
+        failover.refused(registry, job, registry.attempt(job, 1), failover.CapacityError(QUOTA))
+        keys += [key for key, _ in told(registry, monkeypatch, registry.find("job"))]
+    assert keys == ["moved:1:1", "moved:1:2"]
