@@ -23,6 +23,7 @@ STAND_INS = {
     "slurm": "slurm",
     "ssh": "lab",
     "sagemaker": "aws",
+    "capacity": "aws",
     "azureml": "azure",
     "vertex": "google",
 }
@@ -68,6 +69,10 @@ def environment(page: str, cli: Any, request: pytest.FixtureRequest, tmp_path: P
     if isinstance(platform, Aws):
         platform.bucket()
         platform.settings(stop_grace_s=30, interrupt_grace_s=20)
+    if isinstance(platform, Aws) and page == "capacity":  # the first region has no machines, the second no quota
+        platform.role()
+        platform.capacity("failed", region="us-east-1")
+        platform.capacity("no_quota", region="us-west-2")
     found: dict[str, str] = cli.environment(platform.environ if platform else {})
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{found['PATH']}"
     _program(tmp_path / "bin/systemctl", "#!/bin/sh\n")  # `watch --install` only looks whether it is there
