@@ -146,13 +146,18 @@ def decide(
     return found
 
 
+def ranked(search: Search, results: Results) -> dict[int, int]:
+    """Return the trials with a result, each with its highest rung: the highest rung first, on a rung the best trial."""
+    found = dict[int, int]()
+    for rung in reversed(range(len(search.rungs))):
+        for trial in _ranked(search, {trial: value for (trial, at), value in results.items() if at == rung}):
+            found.setdefault(trial, rung)
+    return found
+
+
 def best(search: Search, results: Results) -> tuple[int, int] | None:
     """Return the (trial, rung) of the best result on the highest rung that has a result; None without a result."""
-    for rung in reversed(range(len(search.rungs))):
-        ranked = _ranked(search, {trial: value for (trial, at), value in results.items() if at == rung})
-        if ranked:
-            return ranked[0], rung
-    return None
+    return next(iter(ranked(search, results).items()), None)
 
 
 def values_of(search: Search, results: Results, trial: int, rung: int) -> dict[str, Any]:

@@ -42,9 +42,12 @@ ESCAPE = "escape"
 # Cursor keys as sent by most terminals, in either mode, and by tmux and the Linux console.
 _LETTERS = {b"A": "up", b"B": "down", b"H": "home", b"F": "end"}
 _NUMBERS = {b"5": "page up", b"6": "page down", b"1": "home", b"7": "home", b"4": "end", b"8": "end"}
-_SEQUENCES = {b"\x1b" + mode + sign: name for sign, name in _LETTERS.items() for mode in (b"[", b"O")}
-_SEQUENCES |= {b"\x1b[" + sign + b"~": name for sign, name in _NUMBERS.items()}
-_SINGLE = {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw"}
+_NAMES = {bytes([code]): chr(code) for code in range(32, 127)}  # a printable key is its own name
+_NAMES |= {b"\r": "enter", b"\n": "enter", b"\x7f": "back", b"\x08": "back", b"\x0c": "redraw", b"\x1b": ESCAPE}
+_NAMES |= {b"\x1b" + mode + sign: name for sign, name in _LETTERS.items() for mode in (b"[", b"O")}
+_NAMES |= {b"\x1b[" + sign + b"~": name for sign, name in _NUMBERS.items()}
+# A sequence, Alt and a key, an Escape before an Escape, or a single byte.
+_KEY = re.compile(rb"\x1b\[[^@-~]*[@-~]|\x1bO.|\x1b[^\x1b\[O]|\x1b(?=\x1b)|[^\x1b]", re.DOTALL)
 _LONGEST = 32  # longer bytes without an end are not a sequence
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # rows should not contain controls; a missed control is removed here
 # Synchronized output: a terminal that supports the codes shows the update at once; older terminals ignore them.
@@ -146,12 +149,9 @@ class Screen:
             return []
         self._typed += self._typing()
         keys, self._typed = decode(self._typed)
-        end_s = time.monotonic() + _ESCAPE_S
-        while self._typed and time.monotonic() < end_s:
-            if select.select([self._in], [], [], max(0.0, end_s - time.monotonic()))[0]:
-                self._typed += self._typing()
-                more, self._typed = decode(self._typed)
-                keys += more
+        while self._typed and select.select([self._in], [], [], _ESCAPE_S)[0]:
+            more, self._typed = decode(self._typed + self._typing())
+            keys += more
         more, self._typed = decode(self._typed, is_all=True)
         return keys + more
 
@@ -237,42 +237,15 @@ def _unnamed() -> int:
 def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:
     """Return the keys, and the bytes of an incomplete key; with `is_all` no more bytes come, so Escape is a key.
 
-    A printable key is its own name. Unknown sequences, such as function keys or mouse reports, are skipped completely.
+    Unknown sequences, such as function keys or mouse reports, are skipped completely.
     """
     keys: list[str] = []
-    while data:
-        if data[:1] == b"\x1b":
-            length = _length(data)
-            if length is None and not is_all and len(data) < _LONGEST:
-                return keys, data
-            if length is None or length == 1:
-                keys.append(ESCAPE)
-                data = b"" if length is None else data[1:]
-                continue
-            if name := _SEQUENCES.get(data[:length]):
-                keys.append(name)
-            data = data[length:]
-            continue
-        if name := _SINGLE.get(data[:1]):
-            keys.append(name)
-        elif 32 <= data[0] < 127:
-            keys.append(chr(data[0]))
-        data = data[1:]
-    return keys, b""
-
-
-def _length(data: bytes) -> int | None:
-    """Return the length of the first sequence: 1 for an Escape before an Escape; None if incomplete."""
-    if len(data) == 1:
-        return None
-    if data[1:2] == b"O":
-        return 3 if len(data) > 2 else None
-    if data[1:2] != b"[":
-        return 1 if data[1:2] == b"\x1b" else 2  # Alt and a key
-    for place, byte in enumerate(data[2:], 2):
-        if 0x40 <= byte <= 0x7E:
-            return place + 1
-    return None
+    while found := _KEY.match(data):
+        keys += [_NAMES[found[0]]] if found[0] in _NAMES else []
+        data = data[found.end() :]
+    if data and (is_all or len(data) >= _LONGEST):
+        return [*keys, ESCAPE], b""
+    return keys, data
 
 
 class Renderer:

@@ -144,10 +144,7 @@ def _totals(jobs: Sequence[WatchedJob], width: int, signs: Signs) -> Text:
     words = f"{count}, {active} active: {dollars(burn)}/h, {most(spent)} spent"
     words += f", and {unknown} at an unknown price" if unknown else ""
     silent = sum(watched.job.attempt.unreachable_since_s is not None for watched in jobs)
-    parts: list[Part] = [(words, "bold")]
-    if silent:
-        parts.append((f"; no answer about {silent}", WARNS))
-    return row(width, signs, *parts)
+    return row(width, signs, (words, "bold"), (f"; no answer about {silent}" if silent else "", WARNS))
 
 
 def _clock(time_s: float) -> str:

@@ -6,14 +6,13 @@ writes the SVG and escapes all texts.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloudtrain.entrypoints.format import cell, dollars, most
-from cloudtrain.entrypoints.sweep.search import Results, Search, best, values_of
+from cloudtrain.entrypoints.sweep.search import Results, Search, ranked, values_of
 from cloudtrain.entrypoints.sweep.space import Dimension
 
 from ..job import Job
@@ -114,15 +113,8 @@ def sweep_json(registry: Registry, job: Job, now_s: float) -> dict[str, Any]:
 
 def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> list[TrialEnd]:
     """Return the trials at their last results: the best first, trials without a result last."""
-    left = overview.results_of(segments)
-    results, rank = dict(left), dict[int, int]()
-    sign = -1.0 if search.mode == "max" else 1.0
-    while (key := best(search, left)) is not None:
-        rung = key[1]
-        known = ((value, trial) for (trial, at), value in left.items() if at == rung and value is not None)
-        for _, trial in sorted((sign * value, trial) for value, trial in known if not math.isnan(value)):
-            rank.setdefault(trial, len(rank))
-        left = {each: value for each, value in left.items() if each[1] < rung}
+    results = overview.results_of(segments)
+    rank = {trial: place for place, trial in enumerate(ranked(search, results))}
     last: dict[int, SegmentRecord] = {}
     for each in segments:
         if each.trial not in last or each.state in sweeps.ENDED:
@@ -242,13 +234,8 @@ def _span_of(known: Sequence[float], *, is_max: bool) -> tuple[float, float]:
 
 
 def _title(each: TrialEnd, metric: str) -> str:
-    values = ", ".join(f"{key.rpartition('.')[2]} {_text(value)}" for key, value in each.values.items())
     result = f"{metric} {figure(each.value)} at step {each.step}" if each.value is not None else each.state
-    return f"trial {each.trial}: {result}; {values}"
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    return f"trial {each.trial}: {result}; {overview.values_text(each.values)}"
 
 
 def _y(share: float) -> float:
@@ -271,7 +258,7 @@ def _share(dimension: Dimension, value: Any) -> float:
 def _dimension_ticks(dimension: Dimension) -> tuple[tuple[float, str], ...]:
     if dimension.kind == "choice":
         shown = dimension.choices[:: -(-len(dimension.choices) // _MOST_CHOICES)]
-        return tuple((_y(_share(dimension, each)), _text(each)) for each in shown)
+        return tuple((_y(_share(dimension, each)), overview.value_text(each)) for each in shown)
     if not dimension.is_log:
         return _number_ticks(dimension.low, dimension.high)
     low, high = math.log10(dimension.low), math.log10(dimension.high)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import counted, span, up, usd
-from cloudtrain.entrypoints.sweep.search import COPYING, best, values_of
+from cloudtrain.entrypoints.sweep.search import COPYING, ranked, values_of
 
 from ..planning import search_spec
 from ..planning.search_spec import unit_of
@@ -90,17 +91,19 @@ def figure(value: float | str) -> str:
 
 def values_text(values: dict[str, Any]) -> str:
     """Return a trial's values on one line, each with the last word of the key."""
-    return ", ".join(
-        f"{key.rpartition('.')[2]} {value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in values.items()
-    )
+    return ", ".join(f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items())
+
+
+def value_text(value: Any) -> str:
+    """Return a value of a key as text."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def as_json(database: Database, job: Job) -> dict[str, Any]:
     """Return the trials of a sweep's job with stable names; a number that is not finite is text (`nan`, `inf`)."""
     search, segments = search_spec.search_of(job.config), sweeps.segments(database, job.id)
     results = results_of(segments)
-    winner = best(search, results)
+    best, trained = ranked(search, results), {(each.trial, each.rung): each.step for each in segments}
     running = [each for each in segments if each.state == "running"] if job.active else []
     found = {
         "algorithm": search.algorithm,
@@ -108,9 +111,9 @@ def as_json(database: Database, job: Job) -> dict[str, Any]:
         "unit": unit_of(job.config),
         "trials": len({each.trial for each in segments}),
         "planned": search.trials,
-        "is_finished": winner is not None and winner[1] == len(search.rungs) - 1,
+        "is_finished": len(search.rungs) - 1 in best.values(),
         "rungs": [_rung(search, number, segments, is_active=job.active) for number in range(len(search.rungs))],
-        "best": _best(search, results, {(each.trial, each.rung): each.step for each in segments}),
+        "best": [_result(search, results, trained, *key) for key in islice(best.items(), MOST_BEST)],
         "running": [{"trial": each.trial, "rung": each.rung + 1} for each in running],
     }
     return {name: finite(value) for name, value in found.items()}
@@ -142,17 +145,13 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord], *, is_acti
     }
 
 
-def _best(search: Search, results: Results, steps: dict[tuple[int, int], int | None]) -> list[dict[str, Any]]:
-    """Return the best trials: the highest rung first, then the value. `steps`: those that were trained."""
-    left, found = dict(results), list[dict[str, Any]]()
-    while len(found) < MOST_BEST and (key := best(search, left)) is not None:
-        trial, rung = key
-        values = values_of(search, results, trial, rung)
-        at = {"step": search.rungs[rung], "trained": steps.get(key)}
-        found.append({"trial": trial, "value": results[key], **at, "values": values})
-        for at_rung in range(len(search.rungs)):
-            left.pop((trial, at_rung), None)
-    return found
+def _result(
+    search: Search, results: Results, steps: dict[tuple[int, int], int | None], trial: int, rung: int
+) -> dict[str, Any]:
+    """Return the result of a trial on a rung. `steps`: those that were trained."""
+    at = {"step": search.rungs[rung], "trained": steps[trial, rung]}
+    values = values_of(search, results, trial, rung)
+    return {"trial": trial, "value": results[trial, rung], **at, "values": values}
 
 
 def _steps(search: Search) -> int:
