@@ -125,11 +125,7 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 def _filled(
-    order: ExportOrder,
-    partial: Path,
-    work: Path,
-    trainer: dict[str, Any],
-    stored: Mapping[str, tensors.StoredTensor],
+    order: ExportOrder, partial: Path, work: Path, trainer: dict[str, Any], stored: Mapping[str, tensors.StoredTensor]
 ) -> dict[str, Any]:
     """Write all files of the folder; return the check."""
     weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
@@ -327,10 +323,8 @@ def _check_lines(check: Mapping[str, Any]) -> Iterator[str]:
         yield f"{', '.join(map(str, check['samples']))} samples of the split `{check['split']}`."
         yield from ("", "| form | result |", "| --- | --- |")
         for form, found in check["forms"].items():
-            same = (
-                "the same bits" if found["same_bits"] else f"differs by {found['difference']:.1e} of the largest value"
-            )
-            yield f"| {form} | {same} |"
+            differs = f"differs by {found['difference']:.1e} of the largest value"
+            yield f"| {form} | {'the same bits' if found['same_bits'] else differs} |"
     yield from (f"\nWithout {form}: {_cell(reason)}" for form, reason in check["left_out"].items())
 
 
@@ -340,10 +334,7 @@ def _use_lines(config: Mapping[str, Any]) -> Iterator[str]:
         yield from ("", "| tensor | type | shape |", "| --- | --- | --- |")
         yield from _tensors("in", config["inputs"])
         yield from _tensors("out", config["outputs"])
-    yield from (
-        "",
-        "The model's inputs are those that `dataset` and `collate` of the task make: a program that calls the",
-    )
+    yield "\nThe model's inputs are those that `dataset` and `collate` of the task make: a program that calls the"
     yield "model must prepare its data as they do (resize, scale, tokenize)."
     if config["classes"]:
         yield from ("", "Classes in order: " + ", ".join(map(_cell, config["classes"])))

@@ -74,14 +74,13 @@ def compare(expected: Tensors, got: Tensors, *, is_loose: bool) -> dict[str, Any
             continue
         difference = _difference(one, other)
         worst = max(worst, difference)
+        words = f"{name} differs by {difference:.2g} of its largest value"
         if not is_loose:
-            return _failed(f"{name} differs by {difference:.2g} of its largest value", worst)
+            return _failed(words, worst)
         if one.is_floating_point() and one.dim() > 1 and one.shape[-1] > 1:
             same = min(same, (one.argmax(-1) == other.argmax(-1)).double().mean().item())
         if not (difference <= TOLERANCES.get(one.dtype, 0.0) and same >= SAME_ARGMAX):
-            return _failed(
-                f"{name} differs by {difference:.2g} of its largest value, argmax equal in {same:.2%}", worst
-            )
+            return _failed(f"{words}, argmax equal in {same:.2%}", worst)
     return {"passed": True, "same_bits": worst == 0.0, "difference": worst}
 
 

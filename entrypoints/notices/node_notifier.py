@@ -189,9 +189,8 @@ class NodeNotifier(threading.Thread):
                 print(f"agent: the list of delivered alerts cannot be saved: {error}", flush=True)
 
     def _say(self, channel: Channel, fault: DeliveryError) -> None:
-        words = (
-            f"alert not delivered, next try follows: {channel.shown}: {fault}{f'; {fault.cure}' if fault.cure else ''}"
-        )
+        words = f"alert not delivered, next try follows: {channel.shown}: {fault}"
+        words += f"; {fault.cure}" if fault.cure else ""
         if words not in self._said:
             self._said.add(words)
             print(f"agent: {words}", flush=True)

@@ -44,9 +44,8 @@ class ExtraBudget:
         if self.finish_micro is None:
             return "the same amount again: the number of remaining steps is unknown"
         reserve_micro = self.micro + self.left_micro - self.finish_micro
-        left = (
-            f"less {_plain(self.left_micro)} left" if self.left_micro >= 0 else f"and {_plain(-self.left_micro)} over"
-        )
+        rest = _plain(abs(self.left_micro))
+        left = f"less {rest} left" if self.left_micro >= 0 else f"and {rest} over"
         return f"{_plain(self.finish_micro)} to finish, {_plain(reserve_micro)} in reserve for start and end, {left}"
 
 

@@ -183,12 +183,8 @@ class Connection(H11Protocol):
         self._stop("phase")
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps({"error": message}).encode()
-            headers = [
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-                ("connection", "close"),
-            ]
-            answer = h11.Response(status_code=status, headers=headers, reason=STATUS_PHRASES[status])
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            answer = h11.Response(status_code=status, headers=list(headers.items()), reason=STATUS_PHRASES[status])
             events = (answer, h11.Data(data=body), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         if self.cycle is not None:

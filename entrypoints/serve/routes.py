@@ -23,9 +23,6 @@ from ..models.calls import Tensors, TensorSlot
 from .engine import BadInput, Engine
 
 _MODEL = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?(/infer|/ready|)")
-# Source: Open Inference Protocol, "Tensor Data Types".
-_V2_TYPES = {"bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "bfloat16": "BF16"}
-_V2_TYPES |= {"int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64", "uint8": "UINT8"}
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,9 @@ class Routes:
     @staticmethod
     def _metadata(engine: Engine) -> Answer:
         def listed(slots: tuple[Any, ...]) -> list[dict[str, Any]]:
-            sides = [[-1 if side is None else side for side in slot.shape] for slot in slots]
-            named = [(slot.name, _v2_type(slot.dtype)) for slot in slots]
-            return [{"name": n, "datatype": t, "shape": s} for (n, t), s in zip(named, sides, strict=True)]
+            shapes = [[-1 if side is None else side for side in slot.shape] for slot in slots]
+            pairs = zip(slots, shapes, strict=True)
+            return [{"name": slot.name, "datatype": _v2_type(slot.dtype), "shape": sides} for slot, sides in pairs]
 
         about = {"name": engine.name, "versions": [engine.version], "platform": f"pytorch_{engine.form}"}
         return Answer(200, {**about, "inputs": listed(engine.inputs), "outputs": listed(engine.outputs)})
@@ -149,9 +146,8 @@ def _v2_inputs(request: Any, slots: Sequence[TensorSlot]) -> Tensors:
         raise BadInput('expected {"inputs": [{"name", "shape", "datatype", "data"}]}')
     by_name = {name: each for each in inputs if isinstance(name := each.get("name"), str)}
     if set(by_name) != {slot.name for slot in slots} or len(by_name) != len(inputs):
-        raise BadInput(
-            f"expected the inputs {', '.join(slot.name for slot in slots)}, found {', '.join(by_name)}"[:300]
-        )
+        wanted = ", ".join(slot.name for slot in slots)
+        raise BadInput(f"expected the inputs {wanted}, found {', '.join(by_name)}"[:300])
     return {slot.name: _v2_tensor(by_name[slot.name], slot) for slot in slots}
 
 
@@ -177,8 +173,8 @@ def _v2_outputs(request: Any, results: Tensors, engine: Engine) -> dict[str, Any
 
 
 def _v2_type(dtype: str) -> str:
-    """Return the protocol's name of a type."""
-    return _V2_TYPES.get(dtype, dtype.upper())
+    """Return the protocol's name of a type. Source: Open Inference Protocol, "Tensor Data Types"."""
+    return dtype.upper().replace("BFLOAT", "BF").replace("FLOAT", "FP")
 
 
 def _v2_tensor(given: dict[str, Any], slot: TensorSlot) -> torch.Tensor:

@@ -168,10 +168,7 @@ class _Application:
             self._free += 1
 
     async def _body(self, request: Request) -> bytes:
-        """Return the whole body; if the unfinished bodies have too many bytes, the oldest is refused.
-
-        Raises ClientDisconnect, RefusedRequest.
-        """
+        """Return the body; of too many unfinished bytes, drop the oldest. Raises ClientDisconnect, RefusedRequest."""
         body = bytearray()
         with anyio.CancelScope() as reading:
             try:

@@ -166,10 +166,9 @@ def _picture(scene: Scene, state: FrameState, size: tuple[int, int]) -> list[Tex
     note = _note(scene, state)
     if watched is None:
         words = "all jobs that are active or have ended recently" if not choice.is_single else ""
-        rows = tableview.view(scene, choice, size, state.signs, note or words)
-    else:
-        shot = state.tail.shot() if state.tail is not None else TailShot()
-        rows, state.page = jobview.view(with_log(watched, shot), shot, choice, size, state.signs, scene.now_s, note)
+        return tableview.view(scene, choice, size, state.signs, note or words)
+    shot = state.tail.shot() if state.tail is not None else TailShot()
+    rows, state.page = jobview.view(with_log(watched, shot), shot, choice, size, state.signs, scene.now_s, note)
     return rows
 
 

@@ -57,15 +57,12 @@ def push(model: PushedModel, place: str, config: JobConfig | None, *, replaces: 
 
 
 def back(place: str, config: JobConfig | None) -> dict[str, PushOutcome]:
-    """Make the version before the current one current again; return the outcome by target.
-
-    Raises UsageError and ConfigError for a wrong place.
-    """
+    """Make the version before the current one current; return the outcome by target. Raises UsageError, ConfigError."""
     if hosts := _hosts_of(place):
         return _machines().restore_model(config, *hosts)
     if _is_store(place):
         return {place: _told(lambda: _store_back(place))}
-    return {place: _told(lambda: str(models.back(place=_path(place))["version"]))}
+    return {place: _told(lambda: str(models.back(place=place.removeprefix("file://"))["version"]))}
 
 
 def _is_store(place: str) -> bool:
@@ -88,10 +85,6 @@ def _hosts_of(place: str) -> tuple[list[str], str] | None:
     return named[1].split(","), named[2]
 
 
-def _path(place: str) -> str:
-    return place.removeprefix("file://")
-
-
 def _machines() -> backends.ReceivesModels:
     name = next(each for each in backends.BUILT_IN if traits(each).own_machines)
     backend = backends.load(name)
@@ -109,15 +102,16 @@ def _told(work: Callable[[], str]) -> PushOutcome:
 
 def _to_folder(place: str, model: PushedModel, *, replaces: bool) -> str:
     sizes = {name: path.stat().st_size for name, path in model.files.items()}
-    begun = models.begin(place=_path(place), version=model.version, name=model.name, files=sizes, replaces=replaces)
+    path, version = place.removeprefix("file://"), model.version
+    begun = models.begin(place=path, version=version, name=model.name, files=sizes, replaces=replaces)
     root = begun["place"]
-    if not begun["kept"] or models.keep(place=root, version=model.version)["damaged"]:
-        for name, path in model.files.items():
-            models.put(place=root, version=model.version, name=name, offset=0)
-            shutil.copyfile(path, models.part_of(Path(root), model.version) / name)
-    if damaged := models.keep(place=root, version=model.version)["damaged"]:
+    if not begun["kept"] or models.keep(place=root, version=version)["damaged"]:
+        for name, source in model.files.items():
+            models.put(place=root, version=version, name=name, offset=0)
+            shutil.copyfile(source, models.part_of(Path(root), version) / name)
+    if damaged := models.keep(place=root, version=version)["damaged"]:
         raise ConfigError(f"{root}: {damaged[0]} is damaged after the copy", hint="look at the disk")
-    return str(models.use(place=root, version=model.version, name=model.name)["version"])
+    return str(models.use(place=root, version=version, name=model.name)["version"])
 
 
 def _to_store(place: str, model: PushedModel, *, replaces: bool) -> str:

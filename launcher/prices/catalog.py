@@ -29,10 +29,7 @@ NO_GPUS = {"Trainium", "Trainium2"}  # in the tables for their prices; torch's D
 
 
 def by_type(backend: str, instance_type: str, region: str | None) -> Machine | None:
-    """Return the type with its prices in the region, if known; None if the type is unknown. The case has no meaning.
-
-    Raises ConfigError if the user's own prices cannot be read.
-    """
+    """Return the type, in any case of letters, with its prices; None if unknown. Raises ConfigError as `rates`."""
     name = spelled(instance_type, types(backend))
     found = next((row for row in rows(backend) if row["instance_type"] == name), None)
     if found is None:
@@ -52,10 +49,7 @@ def is_type(name: str, known: str) -> bool:
 
 
 def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Rate]:
-    """Return the known prices of the type in the region, including types missing in the table.
-
-    Raises ConfigError if the user's own prices cannot be read.
-    """
+    """Return the known prices of the type, also of a type that the table lacks. Raises ConfigError as `own.rates`."""
     if region is None:
         return {}
     found: dict[Kind, Rate] = {}

@@ -73,10 +73,7 @@ class PriceLine:
 
 
 def lines(wanted: PriceQuery) -> list[PriceLine]:
-    """Return the matching prices, sorted by the price for budgets; unknown prices last.
-
-    Raises ConfigError for damaged own prices.
-    """
+    """Return the matching prices, the lowest for budgets first, unknown prices last. Raises ConfigError as `rates`."""
     found = [line for line in _all(wanted) if _is_wanted(line, wanted)]
     return sorted(found, key=lambda line: (line.rate is None, line.counted_usd or 0.0, line.key))
 

@@ -18,20 +18,20 @@ import select
 import signal
 import stat
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from cloudtrain.entrypoints import processes
+
 NOT_STARTED = 127  # the shell's exit code for a missing command
 
-# linux/sched.h, linux/mount.h, linux/prctl.h
+# linux/sched.h, linux/mount.h
 _NEWNS, _NEWUTS, _NEWIPC, _NEWUSER, _NEWPID = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000
 _BIND, _REC, _PRIVATE, _NOSUID, _NODEV, _NOEXEC = 0x1000, 0x4000, 0x40000, 2, 4, 8
 _MOVE, _UNBINDABLE = 0x2000, 0x20000
-_PDEATHSIG, _SUBREAPER = 1, 36
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -83,8 +83,8 @@ def _become(order: SandboxOrder, alive: int) -> None:
     """Set up the namespaces and become the command; never returns."""
     code = NOT_STARTED
     try:
-        _call("prctl", _PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if select.select([alive], [], [], 0)[0]:  # the outer half died before prctl
+        processes.die_with_parent()
+        if select.select([alive], [], [], 0)[0]:  # the outer half died before
             os._exit(NOT_STARTED)
         _mount_all(order)
         name = order.hostname.encode()
@@ -192,10 +192,10 @@ def _bind(fd: int, target: str) -> None:
 def _run_without_namespaces(order: SandboxOrder) -> int:
     """Run the command as a plain child; at its end, or if the caller dies, kill all its descendants."""
     _die_with(order.parent, signal.SIGUSR1)
-    _call("prctl", _SUBREAPER, 1, 0, 0, 0)
+    processes.become_subreaper()
 
     def die(signum: int, frame: FrameType | None) -> None:
-        _kill_descendants()
+        processes.kill_descendants()
         os._exit(128 + signal.SIGKILL)
 
     signal.signal(signal.SIGUSR1, die)
@@ -205,29 +205,13 @@ def _run_without_namespaces(order: SandboxOrder) -> int:
     code = _code(os.waitpid(child, 0)[1])
     if order.detaches:
         _last_code(child)
-    _kill_descendants()
+    processes.kill_descendants()
     return code
 
 
-def _kill_descendants() -> None:
-    """Kill all descendants, including orphans, of which this process is the subreaper."""
-    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        for pid in children:
-            _signal(int(pid), signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG) != (0, 0):
-                pass
-        time.sleep(0.005)
-
-
 def _pass_on_sigterm(child: int) -> None:
-    signal.signal(signal.SIGTERM, lambda signum, frame: _signal(child, signum))
+    signal.signal(signal.SIGTERM, lambda signum, frame: processes.kill(child, signum))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _signal(pid: int, signum: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signum)
 
 
 def _code(status: int) -> int:
@@ -236,7 +220,7 @@ def _code(status: int) -> int:
 
 
 def _die_with(parent: int, signum: int) -> None:
-    _call("prctl", _PDEATHSIG, int(signum), 0, 0, 0)
+    processes.die_with_parent(signum)
     if os.getppid() != parent:
         sys.exit("the caller is gone")
 

@@ -45,15 +45,9 @@ class Running:
         found = self.process.poll()
         return found if found is None or found >= 0 else 128 - found
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the sandbox's first process."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
-
     def kill(self) -> None:
         """Kill all processes of the sandbox."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGUSR1 if mode() == "none" else signal.SIGKILL)
+        self.process.send_signal(signal.SIGUSR1 if mode() == "none" else signal.SIGKILL)
 
 
 @functools.lru_cache(maxsize=1)

@@ -156,7 +156,7 @@ def _interrupt(nodes: tuple[NodeRun, ...], running: list[sandbox.Running]) -> No
     """Notify every node, as the platform does; our detached agents by a stop request."""
     for node, one in zip(nodes, running, strict=True):
         if not node.detaches:
-            one.terminate()
+            one.process.terminate()
         for agent in node.agents if node.detaches else ():
             node_folder.ask_to_stop(agent, "user")
 

@@ -54,14 +54,9 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
 
 
 def spend_curve(attempts: Sequence[Attempt], now_s: float) -> list[list[float]]:
-    """Return the corners of the job's cost over time, `[time_s, usd]`; empty if a price is unknown.
-
-    Between two corners the cost grows linearly, as metered.
-    """
-    at, legs = (
-        spent_at(attempts, now_s),
-        [leg for leg in meter.legs_of(attempts) if leg.runs or leg.ended_s is not None],
-    )
+    """Return the corners of the job's cost over time, `[time_s, usd]`, linear between; empty if a price is unknown."""
+    at = spent_at(attempts, now_s)
+    legs = [leg for leg in meter.legs_of(attempts) if leg.runs or leg.ended_s is not None]
     corners = sorted({time for leg in legs for time in (leg.started_s, leg.end_s(now_s)) if time is not None})
     return [[round(time_s, 3), usd] for time_s in corners if (usd := at(time_s)) is not None]
 
@@ -142,12 +137,7 @@ def _columns(steps: Sequence[Point], at: Callable[[float], float | None]) -> dic
 
 
 def _placed(point: Point, at: Callable[[float], float | None]) -> dict[str, Any]:
-    return {
-        "attempt": point.attempt,
-        "time_s": round(point.time_s, 3),
-        "step": point.step,
-        "usd": at(point.time_s),
-    }
+    return {"attempt": point.attempt, "time_s": round(point.time_s, 3), "step": point.step, "usd": at(point.time_s)}
 
 
 def _rounded(value: Any) -> Any:

@@ -92,12 +92,9 @@ def environment(job: Job, series: Series) -> Iterator[Row]:
     yield "backend", job.backend
     yield from [(key, str(block[key])) for key in ("region", "location", "workspace", "project") if block.get(key)]
     yield "machines", f"{plan.instances} x {plan.machine or 'a machine'}"
-    if resources := job.asked.resources:
-        yield from [
-            (name, "yes" if resources[key] is True else str(resources[key]))
-            for key, name in _RESOURCES
-            if resources.get(key)
-        ]
+    for key, name in _RESOURCES:
+        if value := (job.asked.resources or {}).get(key):
+            yield name, "yes" if value is True else str(value)
     yield "ranks", f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
     if url := job.attempt.progress.get("run_url"):
         yield "run at the tracker", str(url)

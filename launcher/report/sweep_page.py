@@ -201,10 +201,7 @@ def parallel(
 
 
 def best_curve(results: Iterable[tuple[int, float, str]], mode: str) -> BestCurve | None:
-    """Return the best result so far over the spent micro-dollars; results (spent, value, text) in order of their ends.
-
-    None without a finite result.
-    """
+    """Return the best result over the money, of results (spent micro-dollars, value, text); None without a result."""
     found = [each for each in results if math.isfinite(each[1])]
     if not found:
         return None

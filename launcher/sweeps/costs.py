@@ -85,9 +85,8 @@ def lines(found: SweepCost) -> tuple[list[str], list[str]]:
     shown = [f"idle        {most(found.idle_micro)}, {percent(share)}: the job's start, and free slots"]
     if found.paused and found.saved_micro is not None:
         words = f"{found.saved_steps:,} untrained {found.unit} of {counted(found.paused, 'paused trial')}"
-        shown.append(
-            f"saved       about {dollars(found.saved_micro)}: {words} at the price of the trained {found.unit}"
-        )
+        words += f" at the price of the trained {found.unit}"
+        shown.append(f"saved       about {dollars(found.saved_micro)}: {words}")
     left = len(found.trials) - MOST_ROWS
     return shown, [f"{counted(left, 'cheaper trial')} left out: --csv has all trials"] if left > 0 else []
 
@@ -100,15 +99,10 @@ def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str
     unit = found.unit.upper().removesuffix("S")
     rungs = ["TO ITS END"] if found.unit == "scripts" else [f"TO {unit} {step}" for step in found.rungs]
     head = ["TRIAL", *rungs, "USD", "STATE"]
-    ranked = sorted(found.trials, key=lambda trial: (-(total(found.trials[trial]) or 0), trial))
+    ranked = sorted(found.trials.items(), key=lambda each: (-(total(each[1]) or 0), each[0]))
     rows = [
-        [
-            str(trial),
-            *_by_rung(found.trials[trial], found.rungs),
-            cell(total(found.trials[trial])),
-            state_of(found, trial),
-        ]
-        for trial in (ranked if is_whole else ranked[:MOST_ROWS])
+        [str(trial), *_by_rung(some, found.rungs), cell(total(some)), state_of(found, trial)]
+        for trial, some in (ranked if is_whole else ranked[:MOST_ROWS])
     ]
     return head, [*rows, ["all", *_by_rung(found.segments, found.rungs), cell(found.money.spent_micro), ""]]
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class LogFeed:
     last: int = 0  # the newest line's number; the first line is 1
     left_s: float = field(default_factory=time.monotonic)
     attempt_changed: threading.Event = field(default_factory=threading.Event)
-    _lines: deque[tuple[int, list[Any]]] = field(default_factory=deque)
+    _lines: deque[list[Any]] = field(default_factory=deque)
     _chars: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -81,11 +82,8 @@ class LogFeed:
         line of the rank replaces the state.
         """
         with self._lock:
-            count = self.last - max(number, self._lines[0][0] - 1) if self._lines else 0
-            if count <= 0:
-                return [], self.last
-            start = len(self._lines) - count
-            return [self._lines[index][1] for index in range(start, len(self._lines))], self.last
+            known = max(0, len(self._lines) - max(0, self.last - number))
+            return list(islice(self._lines, known, None)), self.last
 
     def run(self) -> None:
         """Read until the end of the log, or until no page has used the feed for LINGER_S."""
@@ -141,9 +139,9 @@ class LogFeed:
                 self.last += 1
                 entry: list[Any] = [line.rank, line.node, round(line.time_s, 3), visible.shown(line.text, colour=False)]
                 self._chars += len(entry[3])
-                self._lines.append((self.last, [*entry, 1] if line.text.endswith("\r") else entry))
+                self._lines.append([*entry, 1] if line.text.endswith("\r") else entry)
             while len(self._lines) > KEPT_LINES or (self._chars > KEPT_CHARS and len(self._lines) > 1):
-                self._chars -= len(self._lines.popleft()[1][3])
+                self._chars -= len(self._lines.popleft()[3])
         if self.is_ready:
             self.tell()
 

@@ -131,8 +131,7 @@ def _open(address: str) -> None:
     with os.fdopen(os.open(page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
         file.write(text)
     program = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
-    nothing = subprocess.DEVNULL
-    options = {"stdin": nothing, "stdout": nothing, "stderr": nothing, "start_new_session": True}
+    options = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), "start_new_session": True}
     command = [sys.executable, "-c", program, page.as_uri()]
     threading.Thread(target=subprocess.run, args=(command,), kwargs=options, name="browser", daemon=True).start()
 

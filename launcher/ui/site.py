@@ -93,15 +93,14 @@ class Site:
     async def running(self, _: object = None) -> AsyncIterator[None]:
         """Run all background tasks."""
         self._loop = asyncio.get_running_loop()
-        tasks = [asyncio.create_task(self._detect_changes())]
+        detecting = asyncio.create_task(self._detect_changes())
         self.watcher.start()
         try:
             yield
         finally:
             self.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            detecting.cancel()
+            await asyncio.gather(detecting, return_exceptions=True)
             self.watcher.close(0.0)
             self.pool.close()
             self._registry.close()
