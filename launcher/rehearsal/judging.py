@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloudtrain.entrypoints.contract import ALONE, has_checkpoint
-from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.format import counted, first_of
 
 from ..text.visible import shown
 from .stage import MOST_TOLERANCE
@@ -310,8 +310,7 @@ def _kept(verdict: Verdict, ended: StartResult) -> bool:
     if not names:
         return True
     keys = ", ".join(names[:MOST_NAMES])
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    files = f"{keys}{more} in the working directory would be lost"
+    files = f"{first_of(names, MOST_NAMES)} in the working directory would be lost"
     cure = f'write `keep: [{keys}]`, or `keep: ["!{names[0]}"]` for a file that may be lost'
     return _wrong(verdict, ended, "kept", f"{files}: {cure}")
 

@@ -140,11 +140,8 @@ def _binds(node: NodeRun, folder: Path, hidden: Sequence[Path]) -> list[tuple[st
     hosts.write_text("".join(f"{address} {name}\n" for name, address in names.items()))
     # Outer folders first: kept folders may lie in hidden folders, and the reverse.
     covered = sorted({"/tmp": tmp, **{str(path): empty for path in hidden}, **_of_python(hidden)}.items())
-    return [
-        *((str(source), place) for place, source in covered),
-        *((str(source), place) for place, source in node.places.items()),
-        (str(hosts), "/etc/hosts"),
-    ]
+    places = [*covered, *node.places.items()]
+    return [*((str(source), place) for place, source in places), (str(hosts), "/etc/hosts")]
 
 
 def _of_python(hidden: Sequence[Path]) -> dict[str, Path]:

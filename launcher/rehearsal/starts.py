@@ -106,8 +106,7 @@ def run(
                 _interrupt(laid_out.nodes, running)
     finally:
         for one in running:
-            if one.code is None:
-                one.kill()
+            one.kill()
         for one in running:
             one.process.wait(END_S)
     found.seconds = time.monotonic() - begun_s
@@ -241,7 +240,7 @@ class Account:
             whole = data[: data.rfind(b"\n") + 1]
             self._read[path] = self._read.get(path, 0) + len(whole)
             for line in whole.decode(errors="replace").splitlines():
-                event = events.parse(line)[1] if events.MARK in line else None
+                event = events.parse(line)[1]
                 if event is None:
                     continue
                 step, loss = event.get("step"), event.get("loss")
