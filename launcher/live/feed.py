@@ -137,8 +137,7 @@ class JobFeed:
         database = registry.database
         row = database.execute("SELECT COUNT(*), MAX(rowid) FROM points WHERE job_id = ?", (job_id,))[0]
         newest = (job_id, *row, watched.job.attempt.progress.get("step"))
-        self.put(job_id, alerts=tuple(outbox.sent(database, job_id)))
-        self.put(job_id, trials=trial_lines(database, watched.job))
+        self.put(job_id, alerts=tuple(outbox.sent(database, job_id)), trials=trial_lines(database, watched.job))
         if newest != self._drawn or watched.curves is None:
             self.put(job_id, curves=curves_of(read_series(database, job_id)))
         self._drawn = newest

@@ -24,22 +24,8 @@ from ..text.terminal import RANK_COLOURS
 from ..text.units import clock, percent, quantity, size, step_time
 from ..text.visible import cleaned
 from .model import Curves, TailShot, Track, WatchedJob
-from .rows import (
-    BAD,
-    GOOD,
-    LABEL,
-    QUIET,
-    STATE_STYLES,
-    WARNS,
-    Part,
-    help_rows,
-    in_job,
-    keys_of_job,
-    labelled,
-    row,
-    sides,
-)
-from .view_state import ViewState
+from .rows import BAD, GOOD, LABEL, QUIET, STATE_STYLES, WARNS, Part, help_rows, in_job, job_keys, labelled, row, sides
+from .view_state import Size, ViewState
 
 SLOW_S = 5.0  # a poll slower than this is shown
 _LOG_SHARE = 3  # the log gets at least a third of the screen
@@ -67,18 +53,9 @@ _Section = tuple[int, list[Text]]
 
 
 def view(
-    watched: WatchedJob,
-    tail: TailShot,
-    choice: ViewState,
-    size: tuple[int, int],
-    signs: Signs,
-    now_s: float,
-    note: str = "",
+    watched: WatchedJob, tail: TailShot, choice: ViewState, size: Size, signs: Signs, now_s: float, note: str = ""
 ) -> tuple[list[Text], int]:
-    """Return the screen's rows, `size` columns wide and rows high, and the number of visible log lines.
-
-    `note` is the newest message of cloudtrain.
-    """
+    """Return the rows of the screen, and the number of visible log lines; `note`: the newest message of cloudtrain."""
     width, height = size
     room = height - 2 - bool(note)  # the log's title, the keys
     least = max(_LEAST_LOG, height - _BESIDE_LARGE if choice.is_large else height // _LOG_SHARE)
@@ -89,11 +66,11 @@ def view(
     notes = [row(width, signs, (f"! {cleaned(note)}", "yellow"))] if note else []
     rows = [*head, _log_title(tail, choice, width, signs), *log]
     rows += [Text("")] * (height - 1 - len(notes) - len(rows))
-    rows = [*rows[: max(0, height - 1 - len(notes))], *notes, keys_of_job(choice, watched, width, signs)][:height]
+    rows = [*rows[: max(0, height - 1 - len(notes))], *notes, job_keys(choice, watched, width, signs)][:height]
     return rows, max(1, left)
 
 
-def _sections(watched: WatchedJob, screen: tuple[int, int], signs: Signs, now_s: float) -> list[_Section]:
+def _sections(watched: WatchedJob, screen: Size, signs: Signs, now_s: float) -> list[_Section]:
     width, height = screen
     view, curves = replace(watched.view, now_s=now_s), watched.curves or Curves()
     tall = max(1, min(6, (height - 24) // 4)) if height > 30 else 1  # rows of a curve

@@ -92,7 +92,7 @@ def help_rows(width: int, height: int, signs: Signs) -> list[Text]:
     return [*rows[: height - 1], row(width, signs, ("any key closes this help", QUIET))][:height]
 
 
-def keys_of_job(choice: ViewState, watched: WatchedJob, width: int, signs: Signs) -> Text:
+def job_keys(choice: ViewState, watched: WatchedJob, width: int, signs: Signs) -> Text:
     """Return the keys of a job's view."""
     keys = [
         ("q", "quit" if choice.is_single else "back"),
@@ -107,7 +107,7 @@ def keys_of_job(choice: ViewState, watched: WatchedJob, width: int, signs: Signs
     return _keys(choice, keys, width, signs)
 
 
-def keys_of_table(choice: ViewState, width: int, signs: Signs) -> Text:
+def table_keys(choice: ViewState, width: int, signs: Signs) -> Text:
     """Return the keys of the table."""
     keys = [("up/down", "choose"), ("Enter", "open"), ("s", "stop a job"), ("q", "quit"), ("?", "help")]
     return _keys(choice, keys, width, signs)

@@ -86,13 +86,9 @@ class Screen:
         sys.stderr.flush()
         self._out, self._err = os.dup(1), os.dup(2)
         self._said = _scratch()
-        for number, handler in (
-            *((ends, self._end) for ends in _ENDS),
-            (signal.SIGWINCH, self._resize),
-            (signal.SIGTSTP, self._suspend),
-            (signal.SIGCONT, self._go_on),
-        ):
-            self._before[number] = signal.signal(number, handler)
+        handlers = dict.fromkeys(_ENDS, self._end)
+        handlers |= {signal.SIGWINCH: self._resize, signal.SIGTSTP: self._suspend, signal.SIGCONT: self._go_on}
+        self._before |= {number: signal.signal(number, handler) for number, handler in handlers.items()}
         self._wakeup_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         os.dup2(self._said, 1)
         os.dup2(self._said, 2)

@@ -19,8 +19,8 @@ from ..text.charts import Signs
 from ..text.units import percent, quantity
 from ..text.visible import cleaned
 from .model import Scene, WatchedJob
-from .rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, keys_of_table, row, sides
-from .view_state import ViewState
+from .rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, row, sides, table_keys
+from .view_state import Size, ViewState
 
 _HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "USD SPENT")
 _WEIGHTS = ("STATE", "LEFT", "USD SPENT", "LOSS", "DONE", "STEP")  # added in this order while they fit
@@ -33,8 +33,8 @@ _NOTES = 6  # maximum number of messages
 _Shape = tuple[dict[str, int], int]
 
 
-def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, words: str) -> list[Text]:
-    """Return the screen's rows, `size` columns wide and rows high; `words` describe the selection of jobs."""
+def view(scene: Scene, choice: ViewState, size: Size, signs: Signs, words: str) -> list[Text]:
+    """Return the rows of the screen; `words` describe the selection of jobs."""
     width, height = size
     texts = [_shown(watched, scene.now_s) for watched in scene.jobs]
     shape = widths, spark = _shape(texts, width)
@@ -60,7 +60,7 @@ def view(scene: Scene, choice: ViewState, size: tuple[int, int], signs: Signs, w
         rows = [rows[0], *help_rows(width, height - 3 - len(notes), signs)]
     rows += [Text("")] * (height - 2 - len(notes) - len(rows))
     rows = [*rows[: max(0, height - 2 - len(notes))], *notes, _totals(scene.jobs, width, signs)]
-    return [*rows, keys_of_table(choice, width, signs)][:height]
+    return [*rows, table_keys(choice, width, signs)][:height]
 
 
 def _shown(watched: WatchedJob, now_s: float) -> dict[str, str]:

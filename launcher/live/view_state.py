@@ -12,6 +12,7 @@ from ..logs.view import parse_ranks
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1}
 _SCROLLS = {"up": 1, "k": 1, "down": -1, "j": -1}
 _LONGEST = 40  # characters typed for ranks
+Size = tuple[int, int]  # columns and rows of the screen
 
 
 @dataclass(frozen=True)
