@@ -100,6 +100,15 @@ def span(seconds: float) -> str:
     return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
 
 
+def format_duration(seconds: int) -> str:
+    """Return the seconds in the largest unit that divides them, days from two up: `24h`, `90m`, `2d`, `61s`."""
+    for unit, size in _SPANS:
+        least = 2 * size if unit == "d" else size
+        if seconds >= least and seconds % size == 0:
+            return f"{seconds // size}{unit}"
+    return f"{seconds}s"
+
+
 def one_line(text: object, most: int = 400) -> str:
     """Return the text of an error on a line of at most `most` characters, without tokens, keys and passwords.
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from .. import foreign
 from ..atomic_json import read_json, sync
@@ -29,6 +29,8 @@ from ..models import scratch, tensors
 from ..models.order import HUGGINGFACE, ExportOrder
 
 _SPARE_BYTES = 50_000_000  # for code and documents
+
+_Stored: TypeAlias = Mapping[str, tensors.StoredTensor]
 
 
 class ExportError(Exception):
@@ -124,9 +126,7 @@ class _InertUnpickler(pickle.Unpickler):
         return _Inert()
 
 
-def _filled(
-    order: ExportOrder, partial: Path, work: Path, trainer: dict[str, Any], stored: Mapping[str, tensors.StoredTensor]
-) -> dict[str, Any]:
+def _filled(order: ExportOrder, partial: Path, work: Path, trainer: dict[str, Any], stored: _Stored) -> dict[str, Any]:
     """Write all files of the folder; return the check."""
     weights = sum(tensor.nbytes for name, tensor in stored.items() if name.startswith("model."))
     needed = weights * len({*order.forms} - {HUGGINGFACE}) + _SPARE_BYTES
@@ -168,9 +168,7 @@ def _filled(
     return check
 
 
-def _reference(
-    order: ExportOrder, partial: Path, work: Path, stored: Mapping[str, tensors.StoredTensor]
-) -> dict[str, Any]:
+def _reference(order: ExportOrder, partial: Path, work: Path, stored: _Stored) -> dict[str, Any]:
     """Return the answer of the process `reference`; without the task, only the forms left out."""
     is_averaged = any(name.startswith("ema.") for name in stored)
     if order.archive is not None:
@@ -191,11 +189,8 @@ def _reference(
     return {"left_out": {kind: "the task's code is not known" for kind in order.forms if kind != "safetensors"}}
 
 
-def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:
-    """Return the evaluated tensors: the average where kept, rounded to the type of the weights.
-
-    An average has one name of a shared tensor; all names get its values.
-    """
+def _chosen(stored: _Stored, tied: Mapping[str, str]) -> dict[str, tensors.StoredTensor]:
+    """Return the evaluated tensors: the average where kept, in the type of the weights, by all names of a tensor."""
     chosen = {}
     for name, tensor in stored.items():
         kind, _, own = name.partition(".")
@@ -206,10 +201,7 @@ def _chosen(stored: Mapping[str, tensors.StoredTensor], tied: Mapping[str, str])
 
 
 def _config(
-    order: ExportOrder,
-    trainer: Mapping[str, Any],
-    chosen: Mapping[str, tensors.StoredTensor],
-    reference: Mapping[str, Any],
+    order: ExportOrder, trainer: Mapping[str, Any], chosen: _Stored, reference: Mapping[str, Any]
 ) -> dict[str, Any]:
     manifest = folders.file_sha256(Path(order.checkpoint) / checkpoints.MANIFEST)
     return {

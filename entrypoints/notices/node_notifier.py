@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -199,19 +200,15 @@ class NodeNotifier(threading.Thread):
 def _progress(log: Path) -> dict[str, Any]:
     """Return the last step and checkpoint near the end of rank 0's log."""
     found: dict[str, Any] = {}
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
-    except OSError:
-        return found
+    lines: list[str] = []
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        lines = file.read().decode(errors="replace").splitlines()
     for line in lines:
-        if events.MARK not in line:
-            continue
-        _, event = events.parse(line)
-        if event is not None and event["e"] in ("start", "step", "done"):
+        event = events.parse(line)[1] or {"e": ""}
+        if event["e"] in ("start", "step", "done"):
             found |= {key: event[key] for key in _FROM_STEP if key in event}
-        elif event is not None and event["e"] in ("checkpoint", "restart") and event.get("path"):
+        elif event["e"] in ("checkpoint", "restart") and event.get("path"):
             found["checkpoint_step"] = event.get("step", found.get("checkpoint_step"))
             found["saved_after"] = found.get("step")
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..format import format_duration
 from ..terms import PARTS, CostRate, Terms, worst_case_micro
 from .facts import JobFacts, StepFacts
 
@@ -70,7 +71,7 @@ def resume_advice(facts: JobFacts) -> ResumeAdvice | None:
     if limit_s is not None and needs_s is not None and needs_s > limit_s:
         unit_s = 3600 if needs_s >= 36_000 else 60  # whole minutes, from ten hours on whole hours
         limit_s = math.ceil(needs_s / unit_s) * unit_s
-        command += f" --set limits.max_duration={_readable_s(limit_s)}"
+        command += f" --set limits.max_duration={format_duration(limit_s)}"
     return ResumeAdvice(command, "" if extra is None else extra.words, limit_micro, limit_s)
 
 
@@ -149,13 +150,6 @@ def _extra(facts: JobFacts) -> ExtraBudget | None:
     if is_unknown and worst_case_micro(terms.least_s, rate, terms) + worst <= limit:
         return None
     return more(limit, spent, rate, terms, facts.progress, _until_s(facts), worst)
-
-
-def _readable_s(whole_s: int) -> str:
-    """Return the duration as a config takes it."""
-    if whole_s % 3600:
-        return f"{whole_s // 60}m"
-    return f"{whole_s // 3600}h" if whole_s % 86_400 or whole_s < 172_800 else f"{whole_s // 86_400}d"
 
 
 def _plain(micro: int) -> str:

@@ -36,11 +36,7 @@ def standing(facts: JobFacts, now_s: float, origin: str = "launcher") -> list[No
 
 def unsent(notices: list[Notice], keys: Collection[str]) -> list[Notice]:
     """Return the notices not in the reported `keys`; no threshold below a reported one, even after a corrected cost."""
-    return [
-        notice
-        for notice in notices
-        if notice.key not in keys and not _has_higher(notice.key, keys) and corrects(notice, keys)
-    ]
+    return [each for each in notices if each.key not in keys and not _is_lower(each.key, keys) and corrects(each, keys)]
 
 
 def corrects(notice: Notice, keys: Collection[str]) -> bool:
@@ -159,7 +155,7 @@ def _budget(facts: JobFacts, at_s: float, now_s: float) -> str:
     return f"its budget of {dollars(limit)}{reserve if kept > 0 else ''}"
 
 
-def _has_higher(key: str, keys: Collection[str]) -> bool:
+def _is_lower(key: str, keys: Collection[str]) -> bool:
     """Return whether a higher threshold of the same limit has been reported."""
     percent, limit = _threshold_of(key)
     return bool(percent) and any(_threshold_of(each)[0] > percent for each in keys if _threshold_of(each)[1] == limit)

@@ -45,12 +45,12 @@ def post(url: str, what: dict[str, Any], key: str, timeout_s: float) -> None:
             raise _refused(url, error.code, error.headers.get("Retry-After")) from None
     except urllib.error.URLError as error:
         raise _unreachable(url, error.reason) from None
+    except http.client.InvalidURL:
+        raise DeliveryError("the address is no http(s) address", "check it for spaces and line ends") from None
+    except TimeoutError:  # urllib wraps all errors before the answer in URLError
+        words = f"{masked(url)} has accepted the message and does not answer"
+        raise DeliveryError(words, may_have_arrived=True) from None
     except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, http.client.InvalidURL):
-            raise DeliveryError("the address is no http(s) address", "check it for spaces and line ends") from None
-        if isinstance(error, TimeoutError):  # urllib wraps all errors before the answer in URLError
-            words = f"{masked(url)} has accepted the message and does not answer"
-            raise DeliveryError(words, may_have_arrived=True) from None
         raise _unreachable(url, error) from None
     except ValueError:
         raise DeliveryError("the address is no http(s) address", "it begins with https://") from None

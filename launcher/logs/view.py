@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,14 +15,12 @@ from ..backend import Chosen, LogLine
 from ..errors import UsageError
 from ..store.progress import finite
 from ..text import visible
-from ..text.terminal import coloured
+from ..text.terminal import coloured, json_line
 
 MAX_RANKS = 100_000  # more than any job has; a typing mistake must not fill the memory
 
 # torch's note on its own connections, from each rank at each start on hosts without a name server; nothing to mend.
 _NOISE = "] [c10d] The hostname of the client socket cannot be retrieved."
-# Characters that json leaves unescaped and some terminals interpret.
-_CONTROLS = re.compile("[\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class View:
             "text": line.text if self.raw else visible.folded(text),
             "event": finite(event),
         }
-        return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(fields, ensure_ascii=False))
+        return json_line(fields)
 
 
 def parse_ranks(text: str) -> frozenset[int]:

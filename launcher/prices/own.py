@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import datetime
 import functools
-import io
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from ..metering import rate as rating
 from ..metering.rate import KINDS, Key, Kind, Quote, Rate
 from ..store import home
 from ..store.home import PRICES as FILE
+from ..text.tables import csv_text
 
 COLUMNS = (*("backend", "instance_type", "region", "kind", "usd_per_hour", "derived", "uncertainty", "as_of"), "source")
 AHEAD_DAYS = 1  # tolerance for a wrong clock
@@ -56,10 +56,7 @@ def refusal(quote: Quote) -> str:
 
 
 def add(quotes: Iterable[Quote]) -> Path | None:
-    """Add the valid prices to the file; return the path of the copy if the old file was damaged, else None.
-
-    Raises ConfigError if the file cannot be written.
-    """
+    """Add the valid prices to the file; return the path of the copy of a damaged old file. Raises ConfigError."""
     path = home.home() / FILE
     try:
         with processes.locked(path.parent / "prices.lock"):
@@ -147,11 +144,7 @@ def _number(text: str, name: str) -> float:
 
 
 def _text(known: Mapping[Key, Rate]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_fields(key, rate) for key, rate in sorted(known.items()))
-    return text.getvalue()
+    return csv_text(COLUMNS, [_fields(key, rate) for key, rate in sorted(known.items())]) + "\n"
 
 
 def _fields(key: Key, rate: Rate) -> list[str]:

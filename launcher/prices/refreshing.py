@@ -118,10 +118,7 @@ def refresh(
 
 
 def compared(ask: Callable[[], Sequence[Quote]], known: Mapping[Kind, Rate], kind: Kind = "on_demand") -> Check:
-    """Return a check of the vendor's price of the kind today beside the known price; store all read prices.
-
-    A price list that cannot be read is a warning, never an error.
-    """
+    """Store the vendor's prices, and return a check of a kind's beside the known price; without a list, a warning."""
     try:
         quotes = ask()
     except CloudtrainError as error:

@@ -112,11 +112,8 @@ def at_azure(store: str, rest: str) -> tuple[str, str]:
         return "the address continues after a `?`", "leave that out; give a SAS as AZURE_STORAGE_SAS_TOKEN in `secrets`"
     first, _, path = rest.removeprefix("//").partition("/")
     container, at, host = (path.partition("/")[0], "@", first) if store == "https" else first.partition("@")
-    form = (
-        f"{STORES[store].form}/PREFIX"
-        if store == "https"
-        else f"{store}://CONTAINER@ACCOUNT.{SERVICES[store]}.core.windows.net/PREFIX"
-    )
+    place = f"{store}://CONTAINER@ACCOUNT.{SERVICES[store]}.core.windows.net"
+    form = f"{STORES[store].form if store == 'https' else place}/PREFIX"
     services = "blob" if store == "https" else "blob|dfs"
     label = r"[a-z0-9-]+"
     if not rest.startswith("//") or not at:

@@ -39,10 +39,7 @@ def signs_of(environ: Mapping[str, str] = os.environ) -> Signs:
 
 
 def chart(values: Sequence[float | None], width: int, height: int, signs: Signs) -> list[str]:
-    """Return `height` rows of `width` characters, the top row first, from the least to the greatest value.
-
-    An unknown value is a blank. Equal values are drawn at half the height.
-    """
+    """Return `height` rows of `width` characters, the top row first: blank if unknown, half as high if all equal."""
     bins = [None if value is None or not math.isfinite(value) else value for value in _joined(values, max(1, width))]
     known = [value for value in bins if value is not None]
     if not known or width < 1:

@@ -26,9 +26,8 @@ _STATES: tuple[str, ...] = get_args(JobState)
 
 def count(data: Any) -> int | None:
     """Return a whole number that is not negative (a step, a rank); None for invalid values."""
-    data = int(data) if isinstance(data, float) and data.is_integer() else data
-    is_count = isinstance(data, int) and not isinstance(data, bool) and 0 <= data <= LARGEST
-    return data if is_count else None
+    found = within(data, LARGEST)
+    return int(found) if found is not None and found == int(found) else None
 
 
 def value(data: Any) -> float | int | str | None:
@@ -42,10 +41,9 @@ def value(data: Any) -> float | int | str | None:
     return data if data in _NOT_FINITE else None
 
 
-def seconds(data: Any) -> float | int | None:
+def seconds(data: Any) -> float | None:
     """Return a duration from 0 to ten years; None for invalid values."""
-    found = value(data)
-    return found if isinstance(found, float | int) and 0 <= found <= LONGEST_S else None
+    return within(data, LONGEST_S)
 
 
 def text(data: Any, most: int = _MOST_VALUE) -> str | None:
@@ -110,7 +108,7 @@ def _error(data: Any) -> dict[str, Any] | None:
     return found
 
 
-def within(data: Any, most: float) -> Any:
+def within(data: Any, most: float) -> float | None:
     """Return a number from 0 to `most` unchanged; None for invalid values."""
     is_sound = isinstance(data, float | int) and not isinstance(data, bool) and 0 <= data <= most
     return data if is_sound else None
@@ -125,7 +123,7 @@ def _lines(content: str) -> str:
 def _gone_s(data: Any) -> dict[str, float] | None:
     """Return the seconds by node, without invalid seconds."""
     items = data.items() if isinstance(data, dict) else ()
-    return {node: taken for node, taken in items if within(taken, LONGEST_S) is not None} or None
+    return {node: taken for node, taken in items if seconds(taken) is not None} or None
 
 
 _NEVER_NONE = frozenset({"state", "resumable", "restarts"})
@@ -142,5 +140,5 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {  # of State; None is valid for all 
     "joined_s": _gone_s,
     "queue": lambda data: data,
     **dict.fromkeys(("started_s", "ended_s", "told_s"), partial(within, most=LATEST_S)),
-    **dict.fromkeys(("billed_s", "idle_s", "hourly_usd"), partial(within, most=LONGEST_S)),
+    **dict.fromkeys(("billed_s", "idle_s", "hourly_usd"), seconds),
 }

@@ -49,10 +49,7 @@ def labelled(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def wrapped(lines: Iterable[str], columns: int | None) -> list[str]:
-    """Return the lines with long lines broken at words; the continuation is indented to the start of the text.
-
-    A command is never broken, so that users can copy the command.
-    """
+    """Return the lines broken at words, below the start of their text; never in a command, which users copy."""
     found: list[str] = []
     for line in (part for each in lines for part in each.split("\n")):
         found += [line] if columns is None or len(_COLOUR.sub("", line)) <= columns else _wrapped(line, columns)

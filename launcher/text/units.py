@@ -12,6 +12,8 @@ import time
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 
+from cloudtrain.entrypoints.format import format_duration as format_duration
+
 # Patterns an editor checks with, too: JavaScript's dialect, so no named groups and no flags.
 DURATION_PATTERN = r"^[0-9]+(\.[0-9]+)? ?[smhd]( ?[0-9]+(\.[0-9]+)? ?[smhd])*$"
 MONEY_PATTERN = r"^\$?[0-9]+(\.[0-9]{1,6})?( ?[Uu][Ss][Dd])?$"
@@ -50,15 +52,6 @@ def parse_duration(value: object) -> int:
     if total > _TEN_YEARS_S:
         raise ValueError("a duration of at most ten years")
     return int(total)
-
-
-def format_duration(seconds: int) -> str:
-    """Return the seconds in the largest unit that divides them, days from two up: `24h`, `90m`, `2d`, `61s`."""
-    for unit, size in _SECONDS.items():
-        least = 2 * size if unit == "d" else size
-        if seconds >= least and seconds % size == 0:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
 
 
 def parse_money(value: object) -> int:
