@@ -34,16 +34,11 @@ _VERSION = "0" * 12  # before the export
 
 
 def write(
-    vendor: str,
-    config: JobConfig,
-    name: str,
-    machine: str | None,
-    place: Path,
-    export: Callable[[Path], dict[str, Any]],
+    vendor: str, config: JobConfig, name: str, machine: str | None, place: Path, make: Callable[[Path], dict[str, Any]]
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Write the folder at once, when all is made; return the result of `export`, for this place, and notes for people.
+    """Write the folder at once, when all is made; return the result of `make`, for this place, and notes for people.
 
-    `export` writes a model folder of this name to a path. Raises UsageError for a vendor without endpoints or a wrong
+    `make` writes a model folder of this name to a path. Raises UsageError for a vendor without endpoints or a wrong
     name, ConfigError for a value that the vendor refuses, both before the export.
     """
     backend = backends.load(vendor) if vendor in backends.names() else None
@@ -53,7 +48,7 @@ def write(
     backend.serving(ServedModel(name, _VERSION, machine), config)
     with hidden_beside(place) as hidden:
         whole = hidden / "whole"
-        exported = export(whole / MODEL)
+        exported = make(whole / MODEL)
         served = backend.serving(_served(whole / MODEL, config, machine), config)
         for file, text in served.files.items():
             (whole / file).write_text(text, encoding="utf-8")

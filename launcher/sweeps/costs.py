@@ -92,10 +92,7 @@ def lines(found: SweepCost) -> tuple[list[str], list[str]]:
 
 
 def cells(found: SweepCost, *, is_whole: bool) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table by trial and rung, the most expensive trial first; a row of sums at the end.
-
-    Without `is_whole`, at most MOST_ROWS trials.
-    """
+    """Return head and rows by trial and rung, the most expensive first (all if `is_whole`), and a row of sums."""
     unit = found.unit.upper().removesuffix("S")
     rungs = ["TO ITS END"] if found.unit == "scripts" else [f"TO {unit} {step}" for step in found.rungs]
     head = ["TRIAL", *rungs, "USD", "STATE"]

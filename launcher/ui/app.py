@@ -14,14 +14,7 @@ from urllib.parse import parse_qs
 from anyio import CancelScope, to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-    StreamingResponse,
-)
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -74,11 +67,8 @@ def make(site: Site, port: int, used: Callable[[], None] = lambda: None) -> Guar
             Route("/jobs/{job}/resume", handlers.page(handlers.offer), methods=["GET"]),
             Route("/jobs/{job}/resume", handlers.resume, methods=["POST"]),
         ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={CloudtrainError: handlers.refused, 404: handlers.missing, 500: handlers.broken},
-        lifespan=site.running,
-    )
+    of_errors = {CloudtrainError: handlers.refused, 404: handlers.missing, 500: handlers.broken}
+    app = Starlette(routes=routes, exception_handlers=of_errors, lifespan=site.running)
     # Around the whole app: Starlette runs its own middleware inside the layer that handles our errors.
     return Guard(app, keys=site.keys, port=port, used=used)
 
@@ -213,7 +203,7 @@ class _Handlers:
     async def static(self, request: Request) -> Response:
         found = self.site.assets.get(request.path_params.get("name", "icon.svg"))
         if found is None:
-            return PlainTextResponse("There is no such file.", 404)
+            return Response("There is no such file.", 404, media_type="text/plain")
         headers = {"cache-control": "private, max-age=31536000, immutable"} if "v" in request.query_params else {}
         return Response(found[0], headers=headers, media_type=found[1])
 
@@ -316,17 +306,14 @@ def _log_text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
         stream = LogStream(registry, job, attempt, view, now=True)
         try:
             while True:
-                text = "".join(
-                    _line(line, is_alone=is_alone)
-                    for line in view.chosen(stream.read())
-                    if not line.text.endswith("\r")
-                ).encode("utf-8", "replace")
+                lines = [line for line in view.chosen(stream.read()) if not line.text.endswith("\r")]
+                text = _encoded("".join(_line(line, is_alone=is_alone) for line in lines))
                 for start in range(0, len(text), PIECE_BYTES):
                     yield text[start : start + PIECE_BYTES]
                 if stream.is_over or not stream.came:
                     return
         except UnreachableError as error:
-            yield f"[the log cannot be read on for now: {error.message}]\n".encode("utf-8", "replace")
+            yield _encoded(f"[the log cannot be read on for now: {error.message}]\n")
         finally:
             stream.close()
 

@@ -150,9 +150,8 @@ class Guard:
             # A visit is harmless from any site; resources may be loaded only by our page.
             is_ours = site in (None, "same-origin", "none") or headers.get("sec-fetch-mode") == "navigate"
             return None if is_ours else PlainTextResponse("This is for our own page.", 403)
-        origins = {f"http://{host}" for host in self.hosts}
-        is_ours = headers.get("origin") in origins and headers.get("origin") == f"http://{headers.get('host')}"
-        if not is_ours or site not in (None, "same-origin"):
+        # The host is one of ours: `_refusal` has checked it.
+        if headers.get("origin") != f"http://{headers.get('host')}" or site not in (None, "same-origin"):
             return PlainTextResponse("Only our own page may ask for that.", 403)
         if (length := headers.get("content-length")) is None or not length.isdecimal():
             return PlainTextResponse("The length of the form is missing.", 411)

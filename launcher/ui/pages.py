@@ -172,10 +172,7 @@ class ResumeOffer:
 
 
 def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOffer:
-    """Return the next attempt, with the budget raised by `+50` or set to `200 USD`.
-
-    Raises CloudtrainError if the job cannot be resumed or the attempt cannot be planned.
-    """
+    """Return the next attempt, with the budget raised by `+50` or set to `200 USD`. Raises CloudtrainError."""
     job = refresh(registry, registry.find(job_id))
     number = job.attempt.number + 1
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 import uvicorn
 from starlette.datastructures import Headers
 
+from cloudtrain.entrypoints import atomic_json
 from cloudtrain.entrypoints.serve.connections import Connection, ConnectionLimits, configured
 
 from ..errors import UsageError
@@ -121,15 +122,10 @@ def _page() -> Path:
 
 
 def _open(address: str) -> None:
-    """Open the browser on a private file that redirects to the address: arguments of processes are public.
-
-    The browser starts in a separate process, and its output is discarded.
-    """
+    """Open the browser on a private file that redirects to the address: arguments of processes are public."""
     page = _page()
-    page.unlink(missing_ok=True)
     text = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url={escape(address)}">'
-    with os.fdopen(os.open(page, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
-        file.write(text)
+    atomic_json.write_text(page, text, 0o600)
     program = "import sys, webbrowser; sys.exit(not webbrowser.open(sys.argv[1]))"
     options = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), "start_new_session": True}
     command = [sys.executable, "-c", program, page.as_uri()]

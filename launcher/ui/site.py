@@ -128,11 +128,7 @@ class Site:
             news.set()
 
     async def _detect_changes(self) -> None:
-        """Wake the pages at each change of the registry, while a page is open.
-
-        SQLite increments a number at every commit of a different connection; reading the number takes a few
-        microseconds.
-        """
+        """Wake the open pages at each change of the registry: at a commit of another connection SQLite counts on."""
         seen: object = None
         while not self.is_closing:
             await asyncio.sleep(EVERY_S)
