@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from cloudtrain.entrypoints import processes
 
@@ -79,9 +79,8 @@ def main() -> int:
     return _code(os.waitpid(child, 0)[1])
 
 
-def _become(order: SandboxOrder, alive: int) -> None:
-    """Set up the namespaces and become the command; never returns."""
-    code = NOT_STARTED
+def _become(order: SandboxOrder, alive: int) -> NoReturn:
+    """Set up the namespaces and become the command."""
     try:
         processes.die_with_parent()
         if select.select([alive], [], [], 0)[0]:  # the outer half died before
@@ -89,16 +88,13 @@ def _become(order: SandboxOrder, alive: int) -> None:
         _mount_all(order)
         name = order.hostname.encode()
         _call("sethostname", name, len(name))
-        if order.detaches:
-            os.setsid()
-            signal.pthread_sigmask(signal.SIG_SETMASK, set())
-            code = _last_code(_fork(order))
-        else:
+        if not order.detaches:
             _exec(order)
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os._exit(_last_code(_fork(order)))
     except BaseException as error:
-        print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
-    finally:
-        os._exit(code)
+        _fail(order, error)
 
 
 def _last_code(command: int) -> int:
@@ -118,13 +114,16 @@ def _fork(order: SandboxOrder) -> int:
         try:
             _exec(order)
         except BaseException as error:
-            print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
-        finally:
-            os._exit(NOT_STARTED)
+            _fail(order, error)
     return child
 
 
-def _exec(order: SandboxOrder) -> None:
+def _fail(order: SandboxOrder, error: BaseException) -> NoReturn:
+    print(f"cannot start {order.argv[:1]}: {error!r}", file=sys.stderr, flush=True)
+    os._exit(NOT_STARTED)
+
+
+def _exec(order: SandboxOrder) -> NoReturn:
     os.setsid()
     for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # changed by Python
         signal.signal(signum, signal.SIG_DFL)

@@ -55,11 +55,6 @@ class Scale:
         """Return the number of ranks."""
         return self.nodes * self.nproc
 
-    @property
-    def threads(self) -> int:
-        """Return the number of CPU threads for each rank."""
-        return max(1, processes.cores() // self.ranks)
-
 
 def choose_scale(config: JobConfig, plan: Plan, most_nodes: int, most_nproc: int | None, gpus: list[str]) -> Scale:
     """Return the largest scale of the plan that this machine supports.
@@ -158,16 +153,9 @@ def rehearse(
     backend = prepared.config.backend
     if not isinstance(prepared.backend, Rehearsed):
         raise UsageError(f"the backend `{backend}` cannot be rehearsed", hint="its package has no `rehearsal`")
-    alone = chosen.ranks == 1 or prepared.config.distributed.allow_alone
-    is_task = prepared.config.task is not None
-    verdict = Verdict(
-        backend,
-        prepared.bundle.sha256,
-        is_task,
-        chosen.ranks,
-        is_asked_to_prove=wish.preempt_at is not None,
-        needs_group=not (is_task or alone),
-    )
+    is_task, is_asked_to_prove = prepared.config.task is not None, wish.preempt_at is not None
+    needs_group = not (is_task or chosen.ranks == 1 or prepared.config.distributed.allow_alone)
+    verdict = Verdict(backend, prepared.bundle.sha256, is_task, chosen.ranks, is_asked_to_prove, needs_group)
     begun_s = time.monotonic()
     addresses, lock = sandbox.addresses(chosen.nodes)
     with ExitStack() as services, lock:
@@ -224,7 +212,7 @@ def _start(
     paths = {name: addresses.path_of(uri) for name, uri in prepared.config.inputs.items()}
     base = prepared.config_file.parent
     along = {name: (base / path).resolve() for name, path in paths.items() if path != prepared.config.inputs[name]}
-    variables = {"OMP_NUM_THREADS": str(work.scale.threads)}
+    variables = {"OMP_NUM_THREADS": str(max(1, processes.cores() // work.scale.ranks))}
     tried: dict[str, object] = {"hold_at": hold_at, "leave_at": leave_at}
     # Environments stay for the next rehearsal; on `local` they see this machine's packages, as in a real run.
     environments = work.folder.parent.parent / ENVIRONMENTS
@@ -262,7 +250,7 @@ def _start(
     return starts.run(laid_out, folder, until, ranks, at_once=at_once, timeout_s=wish.timeout_s, hidden=hidden)
 
 
-def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> Callable[[Account, float], bool]:
+def _until(work: _Work, hold_at: int | None, leave_at: int | None) -> starts.Until:
     """Return a function of the account and the seconds since the first rank that decides when to interrupt."""
     last = hold_at if hold_at is not None else leave_at
     assert last is not None

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cloudtrain.entrypoints import atomic_json, events, processes
 from cloudtrain.entrypoints.agent import node_folder
@@ -30,6 +30,7 @@ ANSWER_S = 30.0
 END_S = 30.0  # after SIGKILL, or beyond the platform's grace, for an agent's last steps
 STACKS_S = 1.0  # for printing the stacks, on a busy machine
 TAIL_LINES = 12
+Until: TypeAlias = "Callable[[Account, float], bool]"
 
 
 @dataclass
@@ -58,14 +59,7 @@ class StartResult:
 
 
 def run(
-    laid_out: Rehearsal,
-    folder: Path,
-    until: Callable[[Account, float], bool],
-    ranks: int,
-    *,
-    at_once: bool,
-    timeout_s: float,
-    hidden: Path,
+    laid_out: Rehearsal, folder: Path, until: Until, ranks: int, *, at_once: bool, timeout_s: float, hidden: Path
 ) -> StartResult:
     """Start all nodes; interrupt them when `until` (given the account and the seconds since the first rank) is true.
 
