@@ -258,13 +258,12 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _card_lines(config: Mapping[str, Any], check: Mapping[str, Any], library: str) -> Iterator[str]:
-    trainer, facts = config["checkpoint"]["trainer"], config["job"]
     yield from ("---", f"library_name: {library}", "tags: [cloudtrain]", "---", "", f"# {config['name']}", "")
     yield f"{config['tensors']:,} tensors, {config['bytes']:,} bytes, {', '.join(config['dtypes'])}."
     yield from ("", "## Results", "")
-    yield from _metrics(trainer, facts)
+    yield from _metrics(config["checkpoint"]["trainer"], config["job"])
     yield from ("", "## Origin", "", "| | |", "| --- | --- |")
-    yield from (f"| {name} | {_cell(value)} |" for name, value in _origin(trainer, facts, config) if value is not None)
+    yield from (f"| {name} | {_cell(value)} |" for name, value in _origin(config) if value is not None)
     yield from ("", "## Check", "", *_check_lines(check))
     yield from ("", "## Use", "", *_use_lines(config))
 
@@ -290,9 +289,8 @@ def _metrics(trainer: Mapping[str, Any], facts: Mapping[str, Any]) -> Iterator[s
     yield from (f"| {_cell(name)} | {value} |" for name, value in metrics.items())
 
 
-def _origin(
-    trainer: Mapping[str, Any], facts: Mapping[str, Any], config: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+def _origin(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    trainer, facts = config["checkpoint"]["trainer"], config["job"]
     yield "job", facts.get("job") or trainer.get("job")
     yield "step", trainer["step"]
     yield "checkpoint, sha256 of its manifest", config["checkpoint"]["manifest_sha256"]

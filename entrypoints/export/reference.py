@@ -59,10 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 def evaluated_model(task: Task, params: dict[str, Any], checkpoint: Path) -> torch.nn.Module:
-    """Return the model as evaluations saw it: the checkpoint's weights, or their average, in eval mode.
-
-    Raises TaskError if the weights do not fit the task's model.
-    """
+    """Return the task's model with the checkpoint's weights, or their average, in eval mode. Raises TaskError."""
     model = task.model(params)
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"model(params) returned a {type(model).__name__}; it must return a torch.nn.Module")
@@ -103,13 +100,8 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     data.seed_all(order.seed)
     params = dict(order.params)
     model = evaluated_model(task, params, Path(order.checkpoint))
-    state = model.state_dict()
-    result: dict[str, Any] = {
-        "weights": {name: [_dtype(tensor), bytes_sha256(tensor)] for name, tensor in state.items()},
-        "tied": _tied(model),
-        "left_out": {},
-        "torch": torch.__version__,
-    }
+    hashes = {name: [_dtype(tensor), bytes_sha256(tensor)] for name, tensor in model.state_dict().items()}
+    result: dict[str, Any] = {"weights": hashes, "tied": _tied(model), "left_out": {}, "torch": torch.__version__}
     try:
         samples, split = _samples(task, params, order.seed)
         names = getattr(samples, "classes", None)  # in order, if the dataset has them, as torchvision's have
@@ -138,18 +130,14 @@ def _why_not(model: torch.nn.Module, error: Exception) -> str:
     text, recurrent = str(error), (torch.nn.RNNBase, torch.nn.RNNCellBase)
     kind = next((type(part).__name__ for part in model.modules() if isinstance(part, recurrent)), None)
     if "data-dependent expression" in text:
-        return (
-            "forward decides by the values of a tensor (an `if`, a loop or a size), which torch does not trace; use "
-            f"torch.where or a mask ({first_line(error)})"
-        )
+        why = "forward decides by the values of a tensor (an `if`, a loop or a size), which torch does not trace"
+        return f"{why}; use torch.where or a mask ({first_line(error)})"
     if kind is not None and re.search("pack_padded|argument 'size' failed to unpack", text):
         return f"torch does not trace the {kind} of a packed sequence; call it with the padded sequence"
     if kind is None or not re.search("specialized it to be a constant|user-specified ranges", text):
         return _told(error)
-    return (
-        f"torch traces {kind} for sequences of one length, and the length differs between batches; let "
-        "collate pad all batches to the same length"
-    )
+    why = f"torch traces {kind} for sequences of one length, and the length differs between batches"
+    return f"{why}; let collate pad all batches to the same length"
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -242,16 +230,8 @@ def _trace(kind: str, work: Path, model: torch.nn.Module, form: calls.Form, argu
         return
     with torch.no_grad():
         outputs = list(calls.named(model(*args, **kwargs)))
-    torch.onnx.export(
-        model,
-        args,
-        work / ONNX,
-        kwargs=kwargs,
-        input_names=[slot.name for slot in inputs],
-        output_names=outputs,
-        dynamic_shapes=shapes,
-        external_data=False,
-    )
+    names: dict[str, Any] = {"input_names": [slot.name for slot in inputs], "output_names": outputs}
+    torch.onnx.export(model, args, work / ONNX, kwargs=kwargs, dynamic_shapes=shapes, external_data=False, **names)
 
 
 if __name__ == "__main__":

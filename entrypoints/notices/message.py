@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -60,10 +61,10 @@ def compose(
     facts: JobFacts,
     now_s: float,
     *,
-    also: tuple[str, ...] = (),
-    origin: str = "launcher",
+    also: Sequence[str] = (),
+    by: str = "launcher",
 ) -> Notice:
-    """Return the notice. `origin` is the sender: launcher or job."""
+    """Return the notice. `by` is the sender: launcher or job."""
     digest = hashlib.sha256(f"{facts.job}\n{key}".encode()).hexdigest()[:24]
     # One line, without characters that control a terminal.
     title = f"{facts.job}: {''.join(each if each.isprintable() else ' ' for each in headline).strip()}"
@@ -94,9 +95,9 @@ def compose(
         "resume_words": (resume and resume.words) or None,
         "stop": _stop(facts),
         "time_s": round(now_s, 3),
-        "from": origin,
+        "from": by,
     }
-    return Notice(digest, key, event, title, tuple(_lines(facts, resume, now_s)), fields, also)
+    return Notice(digest, key, event, title, tuple(_lines(facts, resume, now_s)), fields, tuple(also))
 
 
 def at_deadline(*, saves: bool) -> str:

@@ -65,13 +65,8 @@ class NodeNotifier(threading.Thread):
 
     def count_earlier(self, used_s: float) -> None:
         """Count the time that the job has used before this start; its limits include the time. Call before `start`."""
-        spec = self._spec
-        self._spec = replace(
-            spec,
-            used_s=spec.used_s + used_s,
-            max_duration_s=spec.max_duration_s - used_s,
-            deadline_s=spec.deadline_s - used_s,
-        )
+        spec = replace(self._spec, used_s=self._spec.used_s + used_s, deadline_s=self._spec.deadline_s - used_s)
+        self._spec = replace(spec, max_duration_s=spec.max_duration_s - used_s)
 
     def end(self, verdict: ExitReport) -> None:
         """Start to notify how the job has ended; return at once."""

@@ -60,13 +60,8 @@ def is_teams(url: str) -> bool:
 def teams_body(notice: Notice) -> dict[str, Any]:
     """Return the message for Teams: an adaptive card, whose text runs have no markup."""
     runs = [_run(notice.title, weight="Bolder"), *(_run(line, fontType="Monospace") for line in notice.lines)]
-    card = {
-        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
-        "type": "AdaptiveCard",
-        "version": "1.4",
-        "msteams": {"width": "Full"},
-        "body": runs,
-    }
+    schema = "http://adaptivecards.io/schemas/adaptive-card.json"
+    card = {"$schema": schema, "type": "AdaptiveCard", "version": "1.4", "msteams": {"width": "Full"}, "body": runs}
     form = "application/vnd.microsoft.card.adaptive"
     return {"type": "message", "attachments": [{"contentType": form, "contentUrl": None, "content": card}]}
 

@@ -27,11 +27,8 @@ _Due: TypeAlias = tuple[str, str, str, tuple[str, ...]]  # key, event, headline,
 def standing(facts: JobFacts, now_s: float, origin: str = "launcher") -> list[Notice]:
     """Return all notices that hold for the job now, including notices already reported. `origin`: the sender."""
     rules = (_life, _threshold, _projected, _deadline, _stalled) if facts.is_active else (_threshold, _end)
-    return [
-        compose(key, event, headline, facts, now_s, also=also, origin=origin)
-        for rule in rules
-        for key, event, headline, also in rule(facts, now_s)
-    ]
+    due = [each for rule in rules for each in rule(facts, now_s)]
+    return [compose(key, event, headline, facts, now_s, also=also, by=origin) for key, event, headline, also in due]
 
 
 def unsent(notices: list[Notice], keys: Collection[str]) -> list[Notice]:

@@ -71,18 +71,10 @@ class _Parser(h11.Connection):
 def configured(app: ASGIApp, limits: ConnectionLimits, kind: type[Connection], **options: Any) -> uvicorn.Config:
     """Return uvicorn's settings for a server with these limits; the application reports its errors itself."""
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
-    return uvicorn.Config(
-        app,
-        http=type("Limited", (kind,), {"limits": limits, "waiting": {}}),
-        loop="asyncio",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        timeout_keep_alive=limits.idle_s,
-        **options,
-    )
+    limited = type("Limited", (kind,), {"limits": limits, "waiting": {}})
+    fixed: dict[str, Any] = {"http": limited, "loop": "asyncio", "ws": "none", "log_config": None}
+    fixed |= dict.fromkeys(("access_log", "proxy_headers", "server_header"), False)
+    return uvicorn.Config(app, timeout_keep_alive=limits.idle_s, **fixed, **options)
 
 
 class Connection(H11Protocol):

@@ -159,17 +159,14 @@ def _v2_outputs(request: Any, results: Tensors, engine: Engine) -> dict[str, Any
     names = [name for name in asked if isinstance(name, str) and name in results]
     if not names or len(set(names)) < len(asked):  # an output asked for often would fill the memory
         raise BadInput(f"the outputs are {', '.join(results)}, each at most once")
-    outputs = [
-        {
-            "name": name,
-            "shape": list(results[name].shape),
-            "datatype": _v2_type(str(results[name].dtype).removeprefix("torch.")),
-            "data": results[name].reshape(-1).tolist(),
-        }
-        for name in names
-    ]
+    outputs = [_v2_output(name, results[name]) for name in names]
     number = {"id": request["id"]} if isinstance(request.get("id"), str) else {}
     return {"model_name": engine.name, "model_version": engine.version, **number, "outputs": outputs}
+
+
+def _v2_output(name: str, value: torch.Tensor) -> dict[str, Any]:
+    kind = _v2_type(str(value.dtype).removeprefix("torch."))
+    return {"name": name, "shape": list(value.shape), "datatype": kind, "data": value.reshape(-1).tolist()}
 
 
 def _v2_type(dtype: str) -> str:
