@@ -52,10 +52,8 @@ def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Ra
     """Return the known prices of the type, also of a type that the table lacks. Raises ConfigError as `own.rates`."""
     if region is None:
         return {}
-    found: dict[Kind, Rate] = {}
-    for row in rows(backend):
-        if (row["instance_type"], row["region"]) == (instance_type, region):
-            found = _rates(row)
+    listed = (row for row in rows(backend) if (row["instance_type"], row["region"]) == (instance_type, region))
+    found = next(map(_rates, listed), dict[Kind, Rate]())
     own = _own(backend, instance_type, region)
     chosen = found | {kind: _newer(rate, found.get(kind)) for kind, rate in own.items()}
     on_demand, spot = chosen.get("on_demand"), chosen.get("spot")
@@ -72,10 +70,7 @@ def _newer(own: Rate, listed: Rate | None) -> Rate:
 
 
 def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machine]:
-    """Return the backend's types with these accelerators (`A100:8`), the cheapest first.
-
-    A type without a price in the region is sorted by its lowest price elsewhere; a type without any price comes last.
-    """
+    """Return the backend's types with these accelerators (`A100:8`), the cheapest in the region first."""
     name, _, count = wanted.partition(":")
     named = types(backend, name, int(count or 1))
     machines = [machine for each in named if (machine := by_type(backend, each, region)) is not None]
@@ -84,13 +79,8 @@ def by_accelerators(backend: str, wanted: str, region: str | None) -> list[Machi
 
 def types(backend: str, accelerator: str | None = None, count: int | None = None) -> list[str]:
     """Return the backend's types in the table without duplicates, optionally of one accelerator and count."""
-    found = {
-        row["instance_type"]: None
-        for row in rows(backend)
-        if (accelerator is None or is_named(accelerator, row["accelerator"], row["accelerator_memory_gib"]))
-        and (count is None or row["count"] == str(count))
-    }
-    return list(found)
+    listed = rows(backend) if accelerator is None else _rows_with(backend, accelerator)
+    return list(dict.fromkeys(row["instance_type"] for row in listed if count is None or row["count"] == str(count)))
 
 
 def own_type(backend: str, config: JobConfig | None, choose: Callable[[JobConfig], Machine]) -> list[str]:
@@ -117,9 +107,7 @@ def unknown(wanted: str) -> str:
 def advice(backend: str, wanted: str) -> str:
     """Return the hint for accelerators without a machine: the counts in the table, else the kinds."""
     name = wanted.partition(":")[0]
-    counts = {
-        int(row["count"]) for row in rows(backend) if is_named(name, row["accelerator"], row["accelerator_memory_gib"])
-    }
+    counts = {int(row["count"]) for row in _rows_with(backend, name)}
     if not counts:
         kinds = {row["accelerator"].replace(" ", "-") for row in rows(backend)} - NO_GPUS
         there = f"there are {', '.join(sorted(kinds))}; or name a machine by `instance_type`"
@@ -149,12 +137,13 @@ def _somewhere_usd(backend: str, machine: Machine) -> tuple[bool, float]:
     """Return a sort key: the price in this region, else the lowest in any region, else last."""
     if machine.hourly_usd is not None:
         return False, machine.hourly_usd
-    found = [
-        float(row["usd_per_hour"])
-        for row in rows(backend)
-        if row["instance_type"] == machine.instance_type and row["usd_per_hour"]
-    ]
+    prices = [row["usd_per_hour"] for row in rows(backend) if row["instance_type"] == machine.instance_type]
+    found = [float(price) for price in prices if price]
     return not found, min(found, default=0.0)
+
+
+def _rows_with(backend: str, name: str) -> list[dict[str, str]]:
+    return [row for row in rows(backend) if is_named(name, row["accelerator"], row["accelerator_memory_gib"])]
 
 
 def is_named(name: str, accelerator: str, memory_gib: str) -> bool:
@@ -170,12 +159,10 @@ def plain(name: str) -> str:
 
 def _rates(row: dict[str, str]) -> dict[Kind, Rate]:
     found: dict[Kind, Rate] = {}
-    is_derived = row["derived"] == "yes"
-    if row["usd_per_hour"]:
-        found["on_demand"] = Rate(float(row["usd_per_hour"]), row["as_of"], row["source"], is_derived)
-    if row["spot_usd_per_hour"]:
-        is_derived = is_derived or traits(row["backend"]).derives_spot_prices
-        found["spot"] = Rate(float(row["spot_usd_per_hour"]), row["as_of"], row["source"], is_derived)
+    columns: dict[Kind, str] = {"on_demand": "usd_per_hour", "spot": "spot_usd_per_hour"}
+    for kind in [kind for kind, column in columns.items() if row[column]]:
+        is_derived = row["derived"] == "yes" or (kind == "spot" and traits(row["backend"]).derives_spot_prices)
+        found[kind] = Rate(float(row[columns[kind]]), row["as_of"], row["source"], is_derived)
     return found
 
 

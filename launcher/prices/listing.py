@@ -105,18 +105,16 @@ def _all(wanted: PriceQuery) -> Iterator[PriceLine]:
     names = {*catalog.backends(), *(key.backend for key in mine)} if wanted.backend is None else {wanted.backend}
     for backend in sorted(names):
         listed = {(row["instance_type"], row["region"]): row for row in catalog.rows(backend)}
-        made = {
-            row["instance_type"]: (row["accelerator"], row["accelerator_memory_gib"], int(row["count"]))
-            for row in listed.values()
-        }
+        made = {row["instance_type"]: row for row in listed.values()}
         places = {**listed, **{(key.instance_type, key.region): {} for key in mine if key.backend == backend}}
         for instance_type, region in places:
-            accelerator, memory_gib, count = made.get(instance_type, ("", "", 0))
+            row = made.get(instance_type, {"accelerator": "", "accelerator_memory_gib": "", "count": "0"})
             rates: dict[Kind, Rate] = catalog.rates(backend, instance_type, region)
             for kind in [one for one in KINDS if one in rates] or ["on_demand"]:
                 key, rate = Key(backend, instance_type, region, kind), rates.get(kind)
                 sure = uncertainty(rates, kind) if rate is not None else 1.0
-                yield PriceLine(key, accelerator, memory_gib, count, rate, sure)
+                about = row["accelerator"], row["accelerator_memory_gib"], int(row["count"])
+                yield PriceLine(key, *about, rate, sure)
 
 
 def _is_wanted(line: PriceLine, wanted: PriceQuery) -> bool:

@@ -64,10 +64,7 @@ def priced(name: str) -> backends.Priced | None:
 
 
 def targets(file: Path | None, backend: str | None) -> list[Target]:
-    """Return the lists to read: of the named backend, else of all backends in the file, else those with a known region.
-
-    Raises UsageError if no list is found, ConfigError with all faults of the file.
-    """
+    """Return the lists of the backend, else of the file, else with a known region. Raises UsageError, ConfigError."""
     if backend is not None and priced(backend) is None:
         cure = f"write {backend}.price_per_hour into the config"
         raise UsageError(f"{backend} has no price list to read", hint=cure)

@@ -24,10 +24,7 @@ def width(stream: TextIO | None = None) -> int | None:
 
 
 def size() -> tuple[int | None, int | None]:
-    """Return the terminal's columns (as `width` does) and rows; None and None if the output is not a terminal.
-
-    The variable LINES, if set, wins over the terminal.
-    """
+    """Return the terminal's columns (as `width` does) and rows, or LINES; None and None without a terminal."""
     columns = width()
     return columns, None if columns is None else _measured(sys.stdout, "LINES", 1) or None
 

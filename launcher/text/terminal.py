@@ -84,10 +84,7 @@ def meter(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def escaped(text: str) -> str:
-    """Return the text with each control character and line separator as its escape (`\\r`, `\\u2028`).
-
-    Newlines and tabs stay: messages have lines. Every message is printed through this function.
-    """
+    """Return a message with each control character as its escape (`\\r`, `\\u2028`), except newlines and tabs."""
     return text if text.isprintable() else re.sub(_CONTROL, _escape, text)
 
 

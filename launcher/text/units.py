@@ -62,7 +62,8 @@ def parse_money(value: object) -> int:
 @lru_cache  # thousands of jobs have few budgets
 def _micro_of_text(text: str) -> int:
     if not re.match(MONEY_PATTERN, text):
-        raise ValueError(_MONEY + _odd_money(text))
+        odd = (f" ({words})" for pattern, words in _ODD_MONEY if re.search(pattern, text, re.IGNORECASE))
+        raise ValueError(_MONEY + next(odd, ""))
     return _micro_of(Decimal(text.strip("$").upper().removesuffix("USD").strip()))
 
 
@@ -160,14 +161,6 @@ def moment(time_s: float | None) -> str:
 def as_usd(micro: float | None) -> float | None:
     """Return micro-dollars as a number of dollars, for JSON."""
     return None if micro is None else micro / 1_000_000
-
-
-def _odd_money(text: str) -> str:
-    """Return the fault of an invalid amount, without the amount itself."""
-    for pattern, words in _ODD_MONEY:
-        if re.search(pattern, text, re.IGNORECASE):
-            return f" ({words})"
-    return ""
 
 
 def _number(value: object, wanted: str) -> Decimal:

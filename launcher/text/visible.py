@@ -87,12 +87,8 @@ def tame(text: str) -> str:
 
 
 def _clean(text: str, *, colour: bool, keep: str = "") -> str:
-    has_colour = False
-
     def put(match: re.Match[str]) -> str:
-        nonlocal has_colour
         if match[1] and colour:
-            has_colour = True
             return match[1]
         if match[2]:
             return " "
@@ -101,7 +97,7 @@ def _clean(text: str, *, colour: bool, keep: str = "") -> str:
         return match[0] if match[0] == keep else ""
 
     clean = re.sub(_CONTROL, put, text)
-    return clean + _RESET if has_colour and not clean.endswith((_RESET, "\x1b[m")) else clean
+    return clean + _RESET if "\x1b" in clean and not clean.endswith((_RESET, "\x1b[m")) else clean
 
 
 def _in_a_row(letter: str) -> str:
