@@ -22,10 +22,7 @@ _NEWEST = 20  # the split is a mean over the newest step events, few of which co
 
 @dataclass(frozen=True)
 class Track:
-    """A figure over the steps: means over equal stretches, None before the first value; newest, minimum, maximum.
-
-    `newest` is text if the value is not finite: `nan`, `inf`.
-    """
+    """A figure over the steps: means over equal stretches, None before the first; `newest` is text if not finite."""
 
     name: str
     values: tuple[float | None, ...]

@@ -119,13 +119,11 @@ class Screen:
     @property
     def size(self) -> tuple[int, int]:
         """The current columns and rows."""
-        try:
-            found = os.get_terminal_size(self._out)
-        except OSError:
-            return 80, 24
-        if not found.columns or not found.lines:  # a terminal without a known size
-            return 80, 24
-        return max(_LEAST[0], found.columns), max(_LEAST[1], found.lines)
+        with contextlib.suppress(OSError):
+            columns, lines = os.get_terminal_size(self._out)
+            if columns and lines:  # else a terminal without a known size
+                return max(_LEAST[0], columns), max(_LEAST[1], lines)
+        return 80, 24
 
     def write(self, data: bytes) -> None:
         """Write all bytes. Raises SignalExit if the terminal is gone."""

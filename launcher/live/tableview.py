@@ -48,10 +48,8 @@ def view(scene: Scene, choice: ViewState, size: Size, signs: Signs, words: str) 
     about: Part = f"  {words}"
     if len(ids) > room:
         about = (f"  {begin} jobs above, {max(0, len(ids) - begin - room)} below", WARNS)
-    rows = [
-        sides(width, signs, [("cloudtrain watch", "bold"), about], [(_clock(scene.now_s), QUIET)]),
-        row(width, signs, (f"  {(' ' * _GAP).join(heads)}".rstrip(), QUIET)),
-    ]
+    rows = [sides(width, signs, [("cloudtrain watch", "bold"), about], [(_clock(scene.now_s), QUIET)])]
+    rows.append(row(width, signs, (f"  {(' ' * _GAP).join(heads)}".rstrip(), QUIET)))
     for place in range(begin, min(len(ids), begin + room)):
         rows.append(_row(scene.jobs[place], texts[place], shape, width, signs, is_chosen=place == chosen))
     if not ids:

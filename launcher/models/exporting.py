@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -147,15 +148,9 @@ def export_path(
         raise UsageError(f"{checkpoint} is a folder of checkpoints, not a checkpoint", hint=hint)
     with hidden_beside(place):
         pass  # before the work: the place can be written
-    order = ExportOrder(
-        checkpoint=str(checkpoint.absolute()),
-        place=str(place),
-        name=name or place.name,
-        forms=("safetensors",),
-        key=None if key is None else str(key.absolute()),
-        is_unchecked=is_unchecked,
-    )
-    return _run(order, registry.folder)
+    order = ExportOrder(str(checkpoint.absolute()), str(place), name or place.name, forms=("safetensors",))
+    signing = None if key is None else str(key.absolute())
+    return _run(replace(order, key=signing, is_unchecked=is_unchecked), registry.folder)
 
 
 @contextlib.contextmanager

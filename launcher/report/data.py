@@ -32,7 +32,7 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
     to the row's time; if a price is unknown, `usd` is null and `spend` empty.
     `weight`, if present: the number of events that a row averages; 0 for an outlier.
     """
-    at = spent_at(view.attempts, view.now_s)
+    at, marks = spent_at(view.attempts, view.now_s), [point for point in series.marks if point.kind != "eval"]
     return {
         "job": view.as_json(),
         "as_of_s": round(view.now_s, 3),
@@ -43,11 +43,7 @@ def chart_data(view: JobView, series: Series) -> dict[str, Any]:
             for point in series.marks
             if point.kind == "eval" and (metrics := point.fields.get("metrics"))
         ],
-        "marks": [
-            {"kind": point.kind} | _placed(point, at) | {"text": _mark_text(point)}
-            for point in series.marks
-            if point.kind != "eval"
-        ],
+        "marks": [{"kind": point.kind} | _placed(point, at) | {"text": _mark_text(point)} for point in marks],
         "spend": spend_curve(view.attempts, view.now_s),
         "limit_usd": as_usd(view.money.limit_micro),
     }

@@ -196,16 +196,9 @@ def checkpoints(series: Series) -> tuple[str, list[tuple[str, ...]]]:
     saved = [point for point in series.marks if point.kind == "checkpoint" and point.fields.get("path")]
     for point in saved[-_LAST_CHECKPOINTS:]:
         seconds, size = point.fields.get("seconds"), point.fields.get("bytes")
-        rows.append(
-            (
-                "-" if point.step is None else f"{point.step:,}",
-                str(point.attempt),
-                f"{moment(point.time_s)}",
-                f"{seconds:.2f} s" if _is_number(seconds) else "-",
-                _size(size) if _is_number(size) else "-",
-                str(point.fields["path"]),
-            )
-        )
+        step = "-" if point.step is None else f"{point.step:,}"
+        took, held = f"{seconds:.2f} s" if _is_number(seconds) else "-", _size(size) if _is_number(size) else "-"
+        rows.append((step, str(point.attempt), moment(point.time_s), took, held, str(point.fields["path"])))
     is_thinned = any(point.weight != 1 for point in saved)
     count = "more reported than are kept here" if is_thinned else f"{len(saved)} reported"
     return count + (f"; the newest {len(rows)}" if len(saved) > len(rows) else ""), rows
@@ -231,11 +224,8 @@ def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
     mode = monitor.get("mode") if monitor.get("metric") == name else None
     if mode is None and (_FALLS.search(name) or _RISES.search(name)):
         mode = "min" if _FALLS.search(name) else "max"
-    values = [
-        (value, point.step)
-        for point in series.marks
-        if point.kind == "eval" and _is_number(value := point.fields.get("metrics", {}).get(name))
-    ]
+    evals = [point for point in series.marks if point.kind == "eval"]
+    values = [(value, point.step) for point in evals if _is_number(value := point.fields.get("metrics", {}).get(name))]
     if mode is None or not values:
         return None
     return (min if mode == "min" else max)(values, key=lambda each: float(each[0]))
@@ -243,9 +233,8 @@ def _best(name: str, job: Job, series: Series) -> tuple[Any, int | None] | None:
 
 def _median(series: Series, name: str) -> float | None:
     """Return the median of a figure over all steps, each row with its weight; None without values."""
-    rows = sorted(
-        (value, point.weight) for point in series.steps if point.weight and _is_number(value := point.fields.get(name))
-    )
+    steps = [point for point in series.steps if point.weight]
+    rows = sorted((value, point.weight) for point in steps if _is_number(value := point.fields.get(name)))
     half, places = sum(weight for _, weight in rows) / 2, list(accumulate(weight for _, weight in rows))
     if not rows:
         return None
@@ -281,13 +270,6 @@ def attempt_rows(data: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for each in data:
         steps = "-" if each["last_step"] is None else f"{each['first_step'] or 0:,} to {each['last_step']:,}"
         reason = f" ({each['reason'].replace('_', ' ')})" if each["reason"] else ""
-        yield (
-            str(each["number"]),
-            f"{each['state']}{reason}",
-            steps,
-            moment(each["began_s"]),
-            each["took"] or "-",
-            str(each["restarts"] or "-"),
-            "unknown" if each["spent_usd"] is None else dollars(each["spent_usd"] * 1e6),
-            each["detail"] or "",
-        )
+        spent = dollars(None if each["spent_usd"] is None else each["spent_usd"] * 1e6)
+        about = str(each["number"]), f"{each['state']}{reason}", steps, moment(each["began_s"]), each["took"] or "-"
+        yield (*about, str(each["restarts"] or "-"), spent, each["detail"] or "")

@@ -95,18 +95,11 @@ def rendered(template: str, datas: Sequence[dict[str, Any]], **values: Any) -> s
     from markupsafe import Markup
 
     scripts, styles = [_source(name) for name in _SCRIPTS], [_source(name) for name in _STYLES]
-    policy = (
-        f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    text = _template(template).render(
-        generator=GENERATOR,
-        policy=policy,
-        scripts=[Markup(script) for script in scripts],
-        styles=[Markup(style) for style in styles],
-        charts=Markup(_json(datas)),
-        **values,
-    )
+    sources = f"default-src 'none'; script-src {_hashes(scripts)}; style-src {_hashes(styles)}; img-src data:"
+    policy = f"{sources}; base-uri 'none'; form-action 'none'"
+    parts = {"scripts": [Markup(script) for script in scripts], "styles": [Markup(style) for style in styles]}
+    charts = Markup(_json(datas))
+    text = _template(template).render(generator=GENERATOR, policy=policy, charts=charts, **parts, **values)
     return text.encode("utf-8", "replace").decode()  # replace lone surrogates, which a job can print in JSON
 
 

@@ -126,14 +126,11 @@ def ends_of(search: Search, segments: list[SegmentRecord], cost: SweepCost) -> l
 def _end(search: Search, results: Results, last: SegmentRecord, is_ranked: bool, cost: SweepCost) -> TrialEnd:
     own = [each.segment for each in cost.trials[last.trial] if each.segment.value is not None]
     found = own[-1] if is_ranked and own else None
-    return TrialEnd(
-        last.trial,
-        values_of(search, results, last.trial, last.rung),
-        None if found is None else found.value,
-        None if found is None else (found.step if found.step is not None else search.rungs[found.rung]),
-        costs.state_of(cost, last.trial),
-        costs.total(cost.trials[last.trial]),
-    )
+    value, step = (None, None) if found is None else (found.value, found.step)
+    if found is not None and step is None:
+        step = search.rungs[found.rung]
+    values, state = values_of(search, results, last.trial, last.rung), costs.state_of(cost, last.trial)
+    return TrialEnd(last.trial, values, value, step, state, costs.total(cost.trials[last.trial]))
 
 
 def _results(cost: SweepCost, metric: str) -> Iterator[tuple[int, float, str]]:

@@ -129,11 +129,8 @@ def as_json(found: SweepCost) -> dict[str, Any]:
 def _shares(rows: Sequence[SegmentRecord], view: JobView, rungs: Sequence[int]) -> list[SegmentCost]:
     """Return the costs of the segments by their seconds in slots, rounded down: the rest is idle."""
     spent, used_s = view.money.spent_micro, sum(each.seconds for each in rows)
-    slots_s = sum(
-        max(1, attempt.plan.slots * attempt.plan.instances / attempt.plan.slot_instances) * leg.seconds(view.now_s)
-        for attempt in view.attempts
-        for leg in meter.legs_of([attempt])
-    )
+    spans = [(attempt.plan, leg.seconds(view.now_s)) for attempt in view.attempts for leg in meter.legs_of([attempt])]
+    slots_s = sum(max(1, plan.slots * plan.instances / plan.slot_instances) * seconds for plan, seconds in spans)
     rate = None if spent is None else spent / max(1.0, slots_s, used_s)
     micros = [None if rate is None else int(rate * row.seconds) for row in rows]
     return [SegmentCost(row, micro, _steps(row, rungs)) for row, micro in zip(rows, micros, strict=True)]

@@ -113,7 +113,7 @@ def as_json(database: Database, job: Job) -> dict[str, Any]:
         "planned": search.trials,
         "is_finished": len(search.rungs) - 1 in best.values(),
         "rungs": [_rung(search, number, segments, is_active=job.active) for number in range(len(search.rungs))],
-        "best": [_result(search, results, trained, *key) for key in islice(best.items(), MOST_BEST)],
+        "best": [_result(search, results, trained[key], *key) for key in islice(best.items(), MOST_BEST)],
         "running": [{"trial": each.trial, "rung": each.rung + 1} for each in running],
     }
     return {name: finite(value) for name, value in found.items()}
@@ -145,11 +145,9 @@ def _rung(search: Search, number: int, segments: list[SegmentRecord], *, is_acti
     }
 
 
-def _result(
-    search: Search, results: Results, steps: dict[tuple[int, int], int | None], trial: int, rung: int
-) -> dict[str, Any]:
-    """Return the result of a trial on a rung. `steps`: those that were trained."""
-    at = {"step": search.rungs[rung], "trained": steps[trial, rung]}
+def _result(search: Search, results: Results, trained: int | None, trial: int, rung: int) -> dict[str, Any]:
+    """Return the result of a trial on a rung. `trained`: the step that the trial reached."""
+    at = {"step": search.rungs[rung], "trained": trained}
     values = values_of(search, results, trial, rung)
     return {"trial": trial, "value": results[trial, rung], **at, "values": values}
 

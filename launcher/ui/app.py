@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hmac
-import json
 import os
 import time
 import traceback
@@ -94,14 +93,9 @@ class _Handlers:
 
     def jobs(self, registry: Registry, request: Request) -> str:
         choice = pages.JobListQuery.of(request.query_params)
-        return self.site.pages.render(
-            "jobs.html",
-            choice=choice,
-            table=self._table(registry, choice).parts["jobs"],
-            states=pages.STATES,
-            stream=f"/stream{choice.query()}",
-            **pages.choices(registry),
-        )
+        table = self._table(registry, choice).parts["jobs"]
+        values = {"choice": choice, "table": table, "states": pages.STATES, "stream": f"/stream{choice.query()}"}
+        return self.site.pages.render("jobs.html", **values, **pages.choices(registry))
 
     async def jobs_stream(self, request: Request) -> Response:
         choice = pages.JobListQuery.of(request.query_params)
@@ -135,9 +129,7 @@ class _Handlers:
 
     async def curves(self, request: Request) -> Response:
         self.site.asked()
-        text = await self.site.read(
-            lambda registry: json.dumps(pages.curves(registry, _name(request)), allow_nan=False)
-        )
+        text = await self.site.read(lambda registry: pages.curves(registry, _name(request)))
         return Response(text, media_type="application/json")
 
     async def download(self, request: Request) -> Response:
@@ -243,14 +235,9 @@ def _wanted(registry: Registry, request: Request) -> LogQuery:
         raise UsageError("an attempt and a node are numbers")
     if attempt and not 1 <= int(attempt) <= job.attempt.number:
         raise NoSuchJobError(f"`{job.id}` has no attempt {attempt}")
-    ranks = query.get("ranks", "").strip()
-    return LogQuery(
-        job.id,
-        int(attempt) if attempt else job.attempt.number,
-        parse_ranks(ranks) if ranks else None,
-        int(node) if node else None,
-        query.get("grep", ""),
-    )
+    number = int(attempt) if attempt else job.attempt.number
+    ranks = parse_ranks(words) if (words := query.get("ranks", "").strip()) else None
+    return LogQuery(job.id, number, ranks, int(node) if node else None, query.get("grep", ""))
 
 
 def _name(request: Request) -> str:
@@ -267,10 +254,7 @@ def _encoded(text: str) -> bytes:
 
 
 class Download(StreamingResponse):
-    """The existing lines; for a running job, the lines up to this moment.
-
-    Raises UsageError for an invalid pattern, and CapacityError during too many downloads.
-    """
+    """The lines up to this moment. Raises UsageError for an invalid pattern, CapacityError with too many downloads."""
 
     def __init__(self, site: Site, wanted: LogQuery) -> None:
         wanted.view()

@@ -98,11 +98,8 @@ class Guard:
                 raise RuntimeError("the form is larger than it said")
             return message
 
-        answer = self._refusal(scope)
-        if answer is not None:
-            await answer(scope, receive, send_guarded)
-            return
-        await self.app(scope, receive_bounded, send_guarded)
+        answer = self._refusal(scope) or self.app
+        await answer(scope, receive_bounded, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a refused request, None for an accepted request."""

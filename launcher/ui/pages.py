@@ -7,6 +7,7 @@ A job has the facts of `status`, the costs the figures of `cost`. A button calls
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,11 +81,9 @@ class JobListQuery:
     def job_filter(self) -> JobFilter:
         """All filters except the text."""
         name, sign, value = self.tag.partition("=")
-        return JobFilter(
-            states=frozenset(ACTIVE if self.state == "active" else {self.state} - {""}),
-            backends=frozenset({self.backend} - {""}),
-            tags=((name.strip(), value.strip() if sign else None),) if self.tag else (),
-        )
+        states = frozenset(ACTIVE if self.state == "active" else {self.state} - {""})
+        tags = ((name.strip(), value.strip() if sign else None),) if self.tag else ()
+        return JobFilter(states=states, backends=frozenset({self.backend} - {""}), tags=tags)
 
     def query(self, **changes: Any) -> str:
         """Return the query of the address: `?state=failed&page=2`, or an empty text."""
@@ -120,9 +119,8 @@ def job_parts(pages: Pages, registry: Registry, job_id: str, fault: str) -> Show
     """Return the current parts of the page; `fault`: the error of the last poll of the job."""
     values = job_values(registry, job_id, fault)
     parts = {name: pages.render(f"_job_{name}.html", **values) for name in JOB_PARTS}
-    marks = registry.database.execute(
-        "SELECT COUNT(*), MAX(attempt), MAX(time_s) FROM points WHERE job_id = ?", (values["job"]["job"],)
-    )[0]
+    newest = "SELECT COUNT(*), MAX(attempt), MAX(time_s) FROM points WHERE job_id = ?"
+    marks = registry.database.execute(newest, (values["job"]["job"],))[0]
     return Shown(parts, is_live=values["is_active"], curves=tuple(marks))
 
 
@@ -151,10 +149,11 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
     }
 
 
-def curves(registry: Registry, job_id: str) -> dict[str, Any]:
-    """Return the data of a job's charts."""
+def curves(registry: Registry, job_id: str) -> str:
+    """Return the data of a job's charts as JSON."""
     view = read_view(registry, registry.find(job_id))
-    return chart_data(view, series.drawable(series.read(registry.database, view.job.id)))
+    data = chart_data(view, series.drawable(series.read(registry.database, view.job.id)))
+    return json.dumps(data, allow_nan=False)
 
 
 @dataclass(frozen=True)
