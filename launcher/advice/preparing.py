@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import BudgetError, ConfigError
+from ..errors import ConfigError
 from ..planning import prepare as planning
 from ..planning.prepare import Prepared
 
@@ -38,14 +38,11 @@ def prepare(
         prepared = planning.prepare(
             config, config_file, cache, dry=dry, shipped=shipped, spent_micro=spent_micro, parent=parent, job_id=job_id
         )
-    except (ConfigError, BudgetError) as error:
-        faults = error.faults if isinstance(error, ConfigError) else ()
-        if shipped is None and not (faults and error.where):  # this check alone has failed: the others may, too
-            faults = tuple(dict.fromkeys([*faults, *planning.refused(config, config_file)]))
-        if not faults or (error.where and isinstance(error, ConfigError)):
+    except ConfigError as error:
+        if error.where:
             raise
         own = "inputs.init_from"  # no key of the file
-        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in faults]) from error
+        raise ConfigError([replace(f, key=f.key.replace(own, "init_from.path")) for f in error.faults]) from error
     on_spot = [each for each in prepared.candidates or (prepared,) if each.config.resources.spot]
     if dry and shipped is None and on_spot:
         from . import proofs

@@ -60,14 +60,14 @@ def prepare(
     """
     with _with_further_faults(config, config_file, is_shipped=shipped is not None):
         tried, late_micro = _in_order(config, alone=bool(job_id))
-        configs = [each for _, _, each in tried]
+        configs = [each for _, each in tried]
         pack = functools.cache(lambda: _packed(configs, config_file, cache, shipped, job_id, dry=dry))
 
         def one(each: JobConfig) -> Prepared:
             return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
 
-        made = candidates.of_all(config, [(entry, each) for _, entry, each in tried], one)
-    found = [replace(each, candidate=at) for each, (at, _, _) in zip(made, tried, strict=True)]
+        made = candidates.of_all(config, tried, one)
+    found = [replace(each, candidate=entry) for each, (entry, _) in zip(made, tried, strict=True)]
     if config.capacity is None or job_id:
         return found[0]
     worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
@@ -76,31 +76,24 @@ def prepare(
     return replace(found[0], candidates=tuple(found))
 
 
-def _in_order(config: JobConfig, *, alone: bool) -> tuple[list[tuple[int, int, JobConfig]], int]:
-    """Return each request in the order of trying, and the cost of a late start.
+def _in_order(config: JobConfig, *, alone: bool = False) -> tuple[list[tuple[int, JobConfig]], int]:
+    """Return the entry's number and the config of each request in the order of trying, and the cost of a late start.
 
-    A request has its entry's number in that order, the number in the file, and its config, whose entries are in that
-    order. `alone`: no candidates but the config. Raises ConfigError with the faults of all machines, and for candidates
-    that would train another batch.
+    `alone`: no candidates but the config. Raises ConfigError with the faults of all machines, and for candidates that
+    would train another batch.
     """
     if config.capacity is None or alone:
-        return [(0, 0, config)], 0
+        return [(0, config)], 0
     known = candidates.candidates(config)
 
-    def unlimited(each: JobConfig) -> Plan:  # a budget would make all worst cases alike
-        return plans.make(each.model_copy(update={"budget": None}), backends.load(each.backend).capacity(each))
-
-    found = candidates.of_all(config, enumerate(known), unlimited)
+    unlimited = {"budget": None}  # a budget would make all worst cases alike
+    found = candidates.of_all(config, enumerate(known), lambda each: _planned(each.model_copy(update=unlimited))[2])
     refuse(_other_ranks(config, found))
     order, worst = [*range(len(found))], [each.worst_case_micro for each in found]
     if config.capacity.order == "price":
         order.sort(key=lambda index: (worst[index] is None, worst[index] or 0))
-        tried = {"try": tuple(config.capacity.entries[index] for index in order)}
-        capacity = config.capacity.model_copy(update=tried)
-        known = candidates.candidates(config.model_copy(update={"capacity": capacity}))
-    requests = candidates.joined(known, [found[index].gpus_per_instance for index in order])
-    late_micro = max(plans.late_start_micro(each) for each in found)
-    return [(at, order[at], each) for at, each in requests], late_micro
+    requests = candidates.joined([known[at] for at in order], [found[at].gpus_per_instance for at in order])
+    return [(order[at], each) for at, each in requests], max(map(plans.late_start_micro, found))
 
 
 def _other_ranks(config: JobConfig, found: Sequence[Plan]) -> Iterator[Fault]:
@@ -133,6 +126,29 @@ def _packed(
     return bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files), ()
 
 
+def _planned(
+    config: JobConfig, spent_micro: int = 0, late_micro: int = 0
+) -> tuple[backends.Backend, backends.Capacity, Plan]:
+    """Return the backend, its capacity for the config, and the plan. Raises as `planner.make`."""
+    backend = backends.load(config.backend)
+    capacity = backend.capacity(config)
+    return backend, capacity, plans.make(config, capacity, spent_micro, late_micro)
+
+
+def _rendered(
+    config: JobConfig, backend: backends.Backend, plan: Plan, sha256: str, folder: Path | None
+) -> tuple[backends.Request, list[Fault]]:
+    """Return the request of a dry run, and the warnings of the backend and of the runtime.
+
+    Raises ConfigError with the faults of both, and the fault of a `min_instances` without effect.
+    """
+    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, sha256)
+    unfit = images.faults(config, request.runtime, plan.gpus_per_instance, folder)
+    found = [*backend.check(request), *unfit, *_without_effect(config, plan, request)]
+    refuse(fault for fault in found if not fault.is_warning)
+    return request, found
+
+
 def _prepared(
     config: JobConfig,
     config_file: Path,
@@ -147,17 +163,13 @@ def _prepared(
 
     require_whole(config.backend)
     config, along = local_data.pinned(config, config_file.parent)
-    backend = backends.load(config.backend)
-    capacity = backend.capacity(config)
-    plan = plans.make(config, capacity, spent_micro, late_micro)
+    backend, capacity, plan = _planned(config, spent_micro, late_micro)
     if config.sweep is not None and shipped is None:
         refuse(plans.value_faults(config, plan))
     code = config_file.parent / config.code.dir
     bundle, old = pack()
+    request, checked = _rendered(config, backend, plan, bundle.sha256, None if shipped else code)
     dry_id = f"{config.name}-{DRY_SUFFIX}"
-    request = backend.request(plan, config, dry_id, 1, bundle.sha256)
-    checked = _checked(backend, config, plan, request, None if shipped else code)
-    refuse(fault for fault in checked if not fault.is_warning)
     if (own_config := own_places(config, dry_id)) != config:  # faults name the places as written
         request = backend.request(plan, own_config, dry_id, 1, bundle.sha256)
     knows = request.runtime is not None and bool(request.runtime.torch)
@@ -217,12 +229,8 @@ def require_a_plan(config: JobConfig, config_file: Path) -> None:
 
     def of_all() -> None:
         candidates.of_all(config, enumerate(known), lambda each: _require_all_of(each, ask))
-        tried, late_micro = _in_order(config, alone=False)
-
-        def plan(each: JobConfig) -> Plan:
-            return plans.make(each, backends.load(each.backend).capacity(each), late_micro=late_micro)
-
-        candidates.of_all(config, [(entry, each) for _, entry, each in tried], plan)
+        tried, late_micro = _in_order(config)
+        candidates.of_all(config, tried, lambda each: _planned(each, late_micro=late_micro))
 
     require_all(lambda: shipped_code.check(folder, exclude, max_bytes, files), of_all)
 
@@ -292,22 +300,18 @@ def _require_request(config: JobConfig, folder: Path) -> None:
         except SpaceError as error:  # the rule of the key reports the fault too
             raise ConfigError([Fault(f"`{error.key}`: {error.message}", "sweep.space", hint=error.hint)]) from error
     require_whole(config.backend)
-    backend = backends.load(config.backend)
-    capacity = backend.capacity(config)
-    plan = plans.make(config, capacity)
+    backend, _, plan = _planned(config)
     if config.sweep is not None:
         refuse(plans.value_faults(config, plan))
-    request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
-    refuse(fault for fault in _checked(backend, config, plan, request, folder) if not fault.is_warning)
+    _rendered(config, backend, plan, "0" * 64, folder)
 
 
 def doubts_of_runtime(config: JobConfig) -> Iterator[backends.Check]:
     """Yield doctor's checks of the image or interpreter, by the job's request; none where no request can be made."""
     if traits(config.backend).runs_here:  # the backend's own checks look at the interpreter
         return
-    backend = backends.load(config.backend)
     try:
-        plan = plans.make(config, backend.capacity(config))
+        backend, _, plan = _planned(config)
         request = backend.request(plan, config, f"{config.name}-{DRY_SUFFIX}", 1, "0" * 64)
     except CloudtrainError:
         return
@@ -316,14 +320,6 @@ def doubts_of_runtime(config: JobConfig) -> Iterator[backends.Check]:
     for each in (*(fault for fault in backend.check(request) if fault.key in ("image", key)), *unfit):
         found = each.message.removesuffix(f": {each.hint}")  # of a warning
         yield backends.Check(key, "warn" if each.is_warning else "fail", found, each.hint)
-
-
-def _checked(
-    backend: backends.Backend, config: JobConfig, plan: Plan, request: backends.Request, folder: Path | None
-) -> list[Fault]:
-    """Return the findings of the backend, of the runtime, and the fault of a `min_instances` without effect."""
-    unfit = images.faults(config, request.runtime, plan.gpus_per_instance, folder)
-    return [*backend.check(request), *unfit, *_without_effect(config, plan, request)]
 
 
 def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:

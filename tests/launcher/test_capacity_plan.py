@@ -103,15 +103,15 @@ def test_capacity_joins_neighbours_that_differ_by_type(prepared: Any) -> None:
 
 
 def test_capacity_orders_by_price(tmp_path: Path, prepared: Any) -> None:
-    """The lowest worst case comes first, though a budget gives all the same; the stored entries have that order."""
+    """The lowest worst case comes first, though a budget gives all the same; a candidate has its entry's number."""
     prepared(DEAR, WEST, "{resources.instance_type: ml.g4dn.12xlarge, resources.spot: true}")
     file = tmp_path / "cloudtrain.yaml"
     config = configs.load(file, overrides=["capacity.order=price", "budget.limit=15 USD"])
     first = prepare(config, file, tmp_path, dry=True)
     machines = [each.plan.machine for each in first.candidates]
     assert machines == ["ml.g4dn.12xlarge", "ml.g5.12xlarge", "ml.g5.24xlarge"]
-    assert [each.candidate for each in first.candidates] == [0, 1, 2]
-    assert [each.resources.instance_type for each in candidates(first.config)] == machines
+    assert [each.candidate for each in first.candidates] == [2, 1, 0]
+    assert [each.resources.instance_type for each in candidates(first.config)] == machines[::-1]
 
 
 def test_capacity_fault_names_the_entry_of_the_file_in_any_order(tmp_path: Path, prepared: Any) -> None:
