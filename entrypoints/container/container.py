@@ -74,9 +74,9 @@ def main(argv: list[str]) -> int:
     except (OSError, KeyError, ValueError, secrets.SecretError) as error:
         is_known = isinstance(error, (secrets.SecretError, staging.StagingError))
         words = str(error) if is_known else f"cannot read the job's spec: {error!r}"
-        cause = {"rank": None, "kind": getattr(error, "kind", "config"), "message": words}
-        reason = "node_failure" if getattr(error, "may_mend", False) else "error"
-        verdict = ExitReport("failed", staging.SUPERSEDED if cause["kind"] == staging.SUPERSEDED else reason, cause)
+        reason = error.reason if isinstance(error, staging.StagingError) else "error"
+        cause = {"rank": None, "kind": reason if reason == staging.SUPERSEDED else "config", "message": words}
+        verdict = ExitReport("failed", reason, cause)
         if order is None or node is None:
             print(words, file=sys.stderr, flush=True)
             return ending.report(verdict)

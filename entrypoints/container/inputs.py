@@ -30,19 +30,14 @@ CLAIM_TRIES = 4  # of a request: a store out of reach must not hold the machines
 
 
 class StagingError(OSError):
-    """A file of the job cannot be fetched; the message names the file and the cause. `may_mend`: a restart may help."""
+    """A file of the job cannot be fetched; the message names the file and the cause.
 
-    kind = "config"  # of the failure
+    `reason` of the exit report: node_failure if a restart may help, SUPERSEDED if the attempt must not run, else error.
+    """
 
-    def __init__(self, message: str, *, may_mend: bool) -> None:
+    def __init__(self, message: str, reason: str = "error") -> None:
         super().__init__(message)
-        self.may_mend = may_mend
-
-
-class SupersededError(StagingError):
-    """A later attempt or a later submit has replaced this one, which must not run."""
-
-    kind = SUPERSEDED
+        self.reason = reason
 
 
 def order(uri: str, fence: str) -> ContainerOrder:
@@ -51,18 +46,18 @@ def order(uri: str, fence: str) -> ContainerOrder:
     try:
         data, _ = open_store(folder).read(name)
     except OSError as error:
-        lasts = isinstance(error, PermissionError)
-        raise StagingError(f"cannot read the job's order: {error}", may_mend=not lasts) from error
+        reason = "error" if isinstance(error, PermissionError) else "node_failure"
+        raise StagingError(f"cannot read the job's order: {error}", reason) from error
     if data is None:
-        raise SupersededError("the container order was withdrawn: this job must not run", may_mend=False)
+        raise StagingError("the container order was withdrawn: this job must not run", SUPERSEDED)
     found: dict[str, Any] = json.loads(data)
     if found.get("fence") != fence:
-        raise SupersededError("a later submit of this job replaced this one, which must not run", may_mend=False)
+        raise StagingError("a later submit of this job replaced this one, which must not run", SUPERSEDED)
     return ContainerOrder.load(found)
 
 
 def require_newest(order: ContainerOrder, root: Path, *, is_head: bool) -> None:
-    """Take the claim of the order's attempt on node 0; read the claim on the other nodes. Raises SupersededError.
+    """Take the claim of the order's attempt on node 0; read the claim on the other nodes. Raises StagingError.
 
     Without a right on the store, or a package for it, the claim is read where the platform has mounted the store.
     """
@@ -78,7 +73,7 @@ def require_newest(order: ContainerOrder, root: Path, *, is_head: bool) -> None:
         print(f"the claim of the job's newest attempt cannot be taken: {error}", flush=True)
     if claim.newest > attempt:
         message = f"attempt {claim.newest} of this job has replaced attempt {attempt}, whose machines came too late"
-        raise SupersededError(f"{message}: nothing was run", may_mend=False)
+        raise StagingError(f"{message}: nothing was run", SUPERSEDED)
 
 
 def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
@@ -90,13 +85,13 @@ def bring_in(order: ContainerOrder, root: Path) -> ContainerOrder:
     for name, path in paths.items():  # SageMaker's channel of a single file
         if path.startswith(f"input/data/{name}/") and not (root / path).exists():
             words = f"the input {name}: its address is of a file, and the channel has no {Path(path).name}"
-            raise StagingError(f"{words}; end the address of a folder in `/`", may_mend=False)
+            raise StagingError(f"{words}; end the address of a folder in `/`")
     for name, source in sorted((order.fetched or {}).items()):
         place = Path(source.mounted) if source.mounted else None
         if place is None or not place.exists():
             place = root / "inputs" / name
             if not _bring(f"the input {name}", source.uri, place):
-                raise StagingError(f"the input {name}: there is nothing at {source.uri}", may_mend=False)
+                raise StagingError(f"the input {name}: there is nothing at {source.uri}")
             one_object = place / source.uri.rpartition("/")[2]
             place = one_object if one_object.is_file() else place
         paths[name] = str(place)
@@ -136,8 +131,8 @@ def _bring(what: str, uri: str, folder: Path) -> int:
     try:
         count = folder_sync.bring(uri, folder)
     except OSError as error:
-        lasts = isinstance(error, (PermissionError, FileNotFoundError))
-        raise StagingError(f"cannot fetch {what}: {error}", may_mend=not lasts) from error
+        reason = "error" if isinstance(error, (PermissionError, FileNotFoundError)) else "node_failure"
+        raise StagingError(f"cannot fetch {what}: {error}", reason) from error
     if count:
         took_s = time.monotonic() - begin_s
         events.emit("staged", f"fetched {what}: {count} files in {took_s:.1f} s", uri=uri, files=count, seconds=took_s)

@@ -73,16 +73,18 @@ def test_order_that_does_not_hold_is_refused(store: Google, fence: str | None, w
     if fence is not None:
         store.put_object("jobs/j/order.json", json.dumps({"fence": fence}))
     error = refused(ORDER, "mark-1")
-    assert (str(error), error.may_mend, error.kind) == (words, False, "superseded")
+    assert (str(error), error.reason) == (words, "superseded")
 
 
-@pytest.mark.parametrize(("kind", "may_mend"), [("403", False), ("503", True), ("drop", True), ("401", False)])
-def test_order_that_cannot_be_read(store: Google, kind: str, may_mend: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("403", "error"), ("503", "node_failure"), ("drop", "node_failure"), ("401", "error")]
+)
+def test_order_that_cannot_be_read(store: Google, kind: str, reason: str) -> None:
     """A network fault may pass by the next start; a missing role does not by itself."""
     store.put_object("jobs/j/order.json", json.dumps({"fence": "mark-1"}))
     store.fault("storage.*", kind, containers=True)
     error = refused(ORDER, "mark-1")
-    assert (str(error).startswith("cannot read the job's order: "), error.may_mend) == (True, may_mend)
+    assert (str(error).startswith("cannot read the job's order: "), error.reason) == (True, reason)
 
 
 def test_input_is_a_folder_or_a_file(store: Google, tmp_path: Path) -> None:
@@ -118,20 +120,20 @@ def test_mounted_input_is_read_in_place(store: Google, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words", "may_mend"),
+    ("kind", "words", "reason"),
     [
-        (None, "the input train: there is nothing at gs://", False),
-        ("403", "cannot fetch the input train: ", False),
-        ("503", "cannot fetch the input train: ", True),
+        (None, "the input train: there is nothing at gs://", "error"),
+        ("403", "cannot fetch the input train: ", "error"),
+        ("503", "cannot fetch the input train: ", "node_failure"),
     ],
 )
-def test_input_failure_is_reported(store: Google, tmp_path: Path, kind: str | None, words: str, may_mend: bool) -> None:
+def test_input_failure_is_reported(store: Google, tmp_path: Path, kind: str | None, words: str, reason: str) -> None:
     """The message names the input, and the error knows whether a new start may help."""
     if kind is not None:
         store.put_object("data/a", "x")
         store.fault("storage.*", kind, containers=True)
     error = refused(spec(train={"uri": f"gs://{BUCKET}/data", "mounted": None}), tmp_path)
-    assert (str(error).startswith(words), error.may_mend) == (True, may_mend), error
+    assert (str(error).startswith(words), error.reason) == (True, reason), error
 
 
 def test_folder_is_restored_only_if_requested(store: Google, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
