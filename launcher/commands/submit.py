@@ -251,16 +251,11 @@ def _show(
     for line in [*prepared.lines(), *books.lines(worst_micro)]:  # after the request: a request may fill many screens
         say(f"{backend}: {line.removeprefix(f'{backend}: ')}" if backend else line)
     say("dry run: nothing was sent")
-    job_id = request.name.rpartition("-")[0]
-    shown: dict[str, Any] = {
-        "job": job_id,
-        "backend": config.backend,
-        "request": request.body,
-        "plan": prepared.plan.dump(),
-    }
     decoded = {name: json.loads(text) for name, text in request.decoded.items()}
-    shown |= {"candidates": tried} if (tried := candidates_of(prepared)) else {}
-    return {**shown, **({"decoded": decoded} if decoded else {}), "budgets": books.dump(worst_micro)}
+    more: dict[str, Any] = {"candidates": candidates_of(prepared), "decoded": decoded}
+    shown = {"job": request.name.rpartition("-")[0], "backend": config.backend, "request": request.body}
+    shown |= {"plan": prepared.plan.dump(), **{name: each for name, each in more.items() if each}}
+    return {**shown, "budgets": books.dump(worst_micro)}
 
 
 def _write(folder: Path, request: Request, config: JobConfig, config_file: Path) -> None:

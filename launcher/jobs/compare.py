@@ -9,8 +9,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cloudtrain.entrypoints.format import dollars, span, up
-
 from ..advice.preparing import prepare
 from ..backend import Bundle
 from ..config.schema import JobConfig
@@ -20,13 +18,13 @@ from ..money.budget_preview import books_of
 from ..plan import Plan
 from ..planning.plan_text import provenance
 from ..planning.prepare import Prepared, refresh_words
+from ..planning.prepared import ON_DEMAND_FOR_SPOT, cells
 from ..planning.request_rules import notes_of
 from ..text.tables import hidden, table, wrapped
 
 T = TypeVar("T")
 HEAD = ("backend", "machine", "ranks", "USD/h", "up to", "for", "cap", "worst case", "price")
 DROPPED = ("for", "up to", "machine", "cap", "ranks")  # where the terminal is narrow
-ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
 COLUMNS = 100  # of the table where the output is no terminal
 
 
@@ -131,7 +129,7 @@ def lines(found: Sequence[BackendOffer], columns: int | None = None) -> list[str
 def unlike(found: Sequence[BackendOffer]) -> list[str]:
     """Return which offers of a spot job have a price on demand, if an offer has a spot price."""
     priced = [offer for offer in found if _rank(offer)[0] == 0]
-    names = [offer.backend for offer in priced if _kind(offer) == ON_DEMAND_FOR_SPOT]
+    names = [each.backend for each in priced if each.prepared and cells(each.prepared)["price"] == ON_DEMAND_FOR_SPOT]
     if not names or len(names) == len(priced):
         return []
     return [f"no spot price of {', '.join(names)} is known: the price on demand, an upper bound, is compared"]
@@ -154,14 +152,6 @@ def _attempted(make: Callable[[], T]) -> T | CloudtrainError:
         return error
 
 
-def _kind(offer: BackendOffer) -> str:
-    """Return the kind of the price: spot, on demand, or on demand as an upper bound for spot."""
-    assert offer.prepared is not None
-    if offer.prepared.plan.is_spot_price:
-        return "spot"
-    return ON_DEMAND_FOR_SPOT if offer.prepared.config.resources.spot else "on demand"
-
-
 def _rank(offer: BackendOffer) -> tuple[int, int]:
     """Return a sort key: offers with an expected price, without a price, with too few GPUs, without a plan."""
     plan = offer.plan
@@ -175,25 +165,14 @@ def _rank(offer: BackendOffer) -> tuple[int, int]:
 
 
 def _row(offer: BackendOffer) -> tuple[str, ...]:
-    plan = offer.plan
-    if plan is None:
+    if offer.prepared is None:
         return offer.backend, *["-"] * 7, offer.why.partition("; ")[0]
-    what = f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}"
-    lacks = f"has {offer.lacks}: " if offer.lacks else ""
-    cap = span(plan.cap_s) + (" (budget)" if plan.cap_reason == "budget" else "")
+    plan, shown = offer.prepared.plan, cells(offer.prepared)
+    lacks, machine = f"has {offer.lacks}: " if offer.lacks else "", (offer.backend, shown["machine"], shown["ranks"])
     if not plan.price_micro or plan.worst_case_micro is None:
         # A price does not mend an unknown region.
         source = plan.price_source.partition(": cloudtrain prices")[0] if offer.unknown_region else plan.price_source
-        return offer.backend, plan.machine or "-", what, "-", "-", "-", cap, "-", lacks + source
-    hourly = plan.instances * plan.price_micro / 1e6
-    return (
-        offer.backend,
-        plan.machine,
-        what,
-        f"{hourly:.2f}",
-        f"{ceil(hourly * plan.uncertainty * 100 - 1e-6) / 100:.2f}",
-        _kind(offer),
-        cap,
-        dollars(up(plan.worst_case_micro)),
-        lacks + provenance(plan).removeprefix(f"{plan.machine}, "),
-    )
+        return *machine, "-", "-", "-", shown["cap"], "-", lacks + source
+    most = f"{ceil(plan.instances * plan.price_micro / 1e6 * plan.uncertainty * 100 - 1e-6) / 100:.2f}"
+    source = lacks + provenance(plan).removeprefix(f"{plan.machine}, ")
+    return *machine, shown["USD/h"], most, shown["price"], shown["cap"], shown["worst case"], source

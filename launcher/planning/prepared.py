@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..plan import Plan
 
 HEAD = ("candidate", "place", "machine", "price", "ranks", "batch", "USD/h", "cap", "worst case")
+ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
 _DROPPED = ("batch", "cap", "ranks")  # where the terminal is narrow
 _OURS = "a command of cloudtrain that follows the job (submit, watch, advance)"
 
@@ -61,8 +62,8 @@ def _candidates(prepared: Prepared) -> list[str]:
     found, plan = prepared.candidates, prepared.plan
     if not found:
         return []
-    columns = width()
-    shown = table(HEAD, [_row(each) for each in found], drop=_DROPPED, shorten={"machine": 12}, columns=columns)
+    columns, rows = width(), [list(cells(each).values()) for each in found]
+    shown = table(HEAD, rows, drop=_DROPPED, shorten={"machine": 12}, columns=columns)
     notes = hidden(HEAD[:-1], shown)
     if plan.hold_micro:
         parts = "the dearest candidate's worst case and a start that comes too late"
@@ -96,22 +97,23 @@ def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
     ]
 
 
-def _row(each: Prepared) -> tuple[str, ...]:
+def cells(each: Prepared) -> dict[str, str]:
+    """Return the cells of a prepared submit in a table of several, by their columns."""
     plan, batch, spot = each.plan, each.plan.batch, each.config.resources.spot
     hourly, worst = plan.hourly_usd, plan.worst_case_micro
-    kind = "on demand" if not spot else "spot" if plan.is_spot_price else "spot, at most"
+    kind = "on demand" if not spot else "spot" if plan.is_spot_price else ON_DEMAND_FOR_SPOT
     split = () if batch is None else (batch.micro_size, batch.accumulation, batch.data_ranks(plan.ranks))
-    return (
-        str(each.candidate),
-        " ".join(filter(None, [each.config.backend, _region(each)])),
-        plan.machine or "-",
-        "-" if plan.price_micro == 0 else kind,
-        f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
-        f"{batch.global_size} = {' x '.join(map(str, split))}" if batch else "-",
-        "unknown" if hourly is None else f"{hourly:.2f}",
-        span(plan.cap_s) + " (budget)" * (plan.cap_reason == "budget"),
-        "unknown" if worst is None else dollars(up(worst)),
-    )
+    return {
+        "candidate": str(each.candidate),
+        "place": " ".join(filter(None, [each.config.backend, _region(each)])),
+        "machine": plan.machine or "-",
+        "price": "-" if plan.price_micro == 0 else kind,
+        "ranks": f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
+        "batch": f"{batch.global_size} = {' x '.join(map(str, split))}" if batch else "-",
+        "USD/h": "unknown" if hourly is None else f"{hourly:.2f}",
+        "cap": span(plan.cap_s) + " (budget)" * (plan.cap_reason == "budget"),
+        "worst case": "unknown" if worst is None else dollars(up(worst)),
+    }
 
 
 def _region(each: Prepared) -> str | None:
