@@ -61,9 +61,8 @@ def faults_of(root: YamlNode) -> list[Fault]:
     of_runs = (_one_to_run, _only_where_they_count, _exclusive, _initial, _test, _numbers, _contradictions)
     of_places = (_patterns, _mirror, _backslashes, _written, _inputs)
     of_names = (_notify, _launchers, _environment, _references)
-    return [
-        fault for rule in (*of_runs, *of_places, *of_names, _backend, _sweep, entries.faults_of) for fault in rule(root)
-    ]
+    of_several = (_backend, _sweep, entries.faults_of)
+    return [fault for rule in (*of_runs, *of_places, *of_names, *of_several) for fault in rule(root)]
 
 
 def _one_to_run(root: YamlNode) -> Iterator[Fault]:

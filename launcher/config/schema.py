@@ -234,19 +234,14 @@ class FailOverLimits(Section):
     until: Duration | None = key(None, "Time after the submit; no candidate is sent later.", "12h")
 
 
-# `try` is a word of Python.
-_TRIED: dict[str, Any] = {
-    "try": (
-        Many[dict[Text, Any]],
-        key(
-            ...,
-            "Candidates in order: each changes keys of this file by their dotted names; `{}` is the file as it stands.",
-            [{}, {"resources.accelerators": "H100:8"}, {"resources.spot": False}],
-            min_length=1,
-            max_length=100,
-        ),
-    )
-}
+_TRY = key(
+    ...,
+    "Candidates in order: each changes keys of this file by their dotted names; `{}` is the file as it stands.",
+    [{}, {"resources.accelerators": "H100:8"}, {"resources.spot": False}],
+    min_length=1,
+    max_length=100,
+)
+_TRIED: dict[str, Any] = {"try": (Many[dict[Text, Any]], _TRY)}  # `try` is a word of Python
 
 
 class FailOver(create_model("Tried", __base__=Section, **_TRIED)):  # type: ignore[misc]

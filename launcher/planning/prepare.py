@@ -58,7 +58,7 @@ def prepare(
     parent, whose place is an input of the config already. `job_id`: of a further attempt, whose places have the id, and
     which is of the config alone. All candidates of a first attempt are prepared, with one archive.
     """
-    with _with_further_faults(config, config_file, is_shipped=shipped is not None):
+    try:
         tried, late_micro = _in_order(config, alone=bool(job_id))
         configs = [each for _, each in tried]
         pack = functools.cache(lambda: _packed(configs, config_file, cache, shipped, job_id, dry=dry))
@@ -67,6 +67,13 @@ def prepare(
             return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
 
         made = candidates.of_all(config, tried, one)
+    except (ConfigError, BudgetError) as error:
+        first = error.faults if isinstance(error, ConfigError) else ()
+        if shipped is not None or (first and error.where):
+            raise
+        if faults := dict.fromkeys([*first, *refused(config, config_file)]):  # of the remaining checks, too
+            raise ConfigError(list(faults)) from error
+        raise
     found = [replace(each, candidate=entry) for each, (entry, _) in zip(made, tried, strict=True)]
     if config.capacity is None or job_id:
         return found[0]
@@ -180,20 +187,6 @@ def _prepared(
     notes = (*request.notes, *parent, *along, *warned)
     warnings, doubt = (*doubts, *own, *(() if shipped else bundle.notes)), capacity.unknown_region
     return Prepared(config, config_file, backend, plan, bundle, request, notes, warnings, old, unknown_region=doubt)
-
-
-@contextlib.contextmanager
-def _with_further_faults(config: JobConfig, config_file: Path, *, is_shipped: bool) -> Iterator[None]:
-    """Add the faults of the remaining checks to the faults of the first check that fails."""
-    try:
-        yield
-    except (ConfigError, BudgetError) as error:
-        found = error.faults if isinstance(error, ConfigError) else ()
-        if is_shipped or (found and error.where):
-            raise
-        if faults := dict.fromkeys([*found, *refused(config, config_file)]):
-            raise ConfigError(list(faults)) from error
-        raise
 
 
 def require_whole(name: str) -> None:
