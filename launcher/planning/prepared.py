@@ -52,9 +52,8 @@ class Prepared:
         code = [] if is_same else [f"code: {bundles.summary(self.bundle)}"]
         runtime = [images.line(self.request.runtime)] if self.request.runtime and before is None else []
         unaided = _unaided(self.config) if before is not None and before.attempt.state.resumable else []
-        code = [*runtime, *code]
         notes = (*_candidates(self), *self.notes, *self.warnings, *self.old, *unaided)
-        return [f"{self.config.backend}: {first}", *rest, *code, *notes]
+        return [f"{self.config.backend}: {first}", *rest, *runtime, *code, *notes]
 
 
 def _candidates(prepared: Prepared) -> list[str]:
