@@ -135,7 +135,7 @@ def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _L
         state = _end_of_wait(stored, state)
         if not registry.set_state(known, state, facts.progress):
             return registry.attempt(job, known.number)
-        if state.started_s is not None:
+        if state.started_s is not None and stored.state.started_s is None:
             failover.began(registry, stored)
         if state.state not in ACTIVE:
             failover.ended(registry, job, replace(stored, state=state))
