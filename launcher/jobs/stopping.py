@@ -93,6 +93,8 @@ def ask(
     if job.attempt.phase == "queued":
         if not agrees(StopResult(job, "unqueued")):
             return StopResult(job, "kept")
+        if not registry.claim(job.attempt):  # sent meanwhile
+            return ask(registry, job.id, now=now)
         state = State("stopped", "user", detail="left the line", ended_s=time.time())
         listing.end_unsent(registry, job.attempt, state)
         shared_ledger_sync.push(registry.database)
