@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from cloudtrain.entrypoints.records import Record
 from cloudtrain.entrypoints.terms import CostRate, Terms
 
+UNKNOWN_MICRO = -1  # in place of an amount
+
 
 @dataclass(frozen=True)
 class Batch(Record, checks=True):
@@ -69,7 +71,7 @@ class Plan(Record, checks=True, optional="saved_step faults"):
     worst_case_usd: float | None = None
     hold_micro: int | None = None
     """Of a job with several candidates: what is reserved in place of the worst case, the dearest candidate's worst case
-    and the fee of a late start; else None."""
+    and the fee of a late start; UNKNOWN_MICRO if a candidate has no price; else None."""
     budget_micro: int | None = None
     """The job's budget, of which `spent_micro` was spent before."""
     spent_micro: int = 0
@@ -108,7 +110,8 @@ class Plan(Record, checks=True, optional="saved_step faults"):
     @property
     def most_micro(self) -> int | None:
         """What may be billed at worst, and is reserved: the worst case of the dearest candidate."""
-        return self.worst_case_micro if self.hold_micro is None else self.hold_micro
+        held_micro = self.worst_case_micro if self.hold_micro is None else self.hold_micro
+        return None if held_micro == UNKNOWN_MICRO else held_micro
 
     @property
     def devices_per_node(self) -> int:

@@ -19,6 +19,7 @@ from .. import channels
 from ..backend_table import traits
 from ..errors import BudgetError, CloudtrainError, ConfigError, Fault, refuse, require_all
 from ..metering.rate import stale
+from ..plan import UNKNOWN_MICRO
 from . import bundle as bundles
 from . import candidates, images, local_data, secret_files
 from . import planner as plans
@@ -77,8 +78,8 @@ def prepare(
     found = [replace(each, candidate=entry) for each, (entry, _) in zip(made, tried, strict=True)]
     if config.capacity is None or job_id:
         return found[0]
-    worst = [each.plan.worst_case_micro for each in found if each.plan.worst_case_micro is not None]
-    hold_micro = max(worst) + late_micro if worst else None
+    worst = [UNKNOWN_MICRO if (known := each.plan.worst_case_micro) is None else known for each in found]
+    hold_micro = UNKNOWN_MICRO if UNKNOWN_MICRO in worst else max(worst) + late_micro
     found = [replace(each, plan=replace(each.plan, hold_micro=hold_micro)) for each in found]
     return replace(found[0], candidates=tuple(found))
 

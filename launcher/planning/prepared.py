@@ -64,9 +64,9 @@ def _candidates(prepared: Prepared) -> list[str]:
     columns, rows = width(), [list(cells(each).values()) for each in found]
     shown = table(HEAD, rows, drop=_DROPPED, shorten={"machine": 12}, columns=columns)
     notes = hidden(HEAD[:-1], shown)
-    if plan.hold_micro:
+    if plan.most_micro:
         parts = "the dearest candidate's worst case and a start that comes too late"
-        notes.append(f"held once for all: {dollars(up(plan.hold_micro))}, {parts}")
+        notes.append(f"held once for all: {dollars(up(plan.most_micro))}, {parts}")
     listed = [str(each.candidate) for each in found if each.plan.lists_machines]
     if listed:
         notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
