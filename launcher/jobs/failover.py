@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import backend as backends
-from ..errors import CapacityError, CloudtrainError
+from ..errors import CapacityError, CloudtrainError, UnreachableError
 from ..job import Attempt, Job, State, no_machines
 from ..store import ledger, tries
 from ..store.registry import Registry
@@ -118,13 +118,25 @@ def refused(registry: Registry, job: Job, attempt: Attempt, error: CloudtrainErr
     A platform that does not answer is asked again, if the job was in line before.
     """
     if not isinstance(error, CapacityError):
-        if was_queued := bool(attempt.submitter.get("queued")):
-            registry.mark_queued(attempt, {"reason": error.message, "start_s": time.time() + ROUND_S})
-        return was_queued
+        return stays(registry, attempt, error)
     is_quota = bool(re.search(r"quota|limit", error.message, re.IGNORECASE))
     with registry.database.transaction():
         _block(registry, _place_of(attempt), is_quota=is_quota)
         return _to_next(registry, job, attempt, error.message)
+
+
+def stays(registry: Registry, attempt: Attempt, error: BaseException) -> bool:
+    """Put the attempt, which created nothing, back in line after an error that tells nothing about its candidate.
+
+    That is a missing answer, of a store or a ledger too, or the end of the process. Return False for other errors.
+    """
+    is_silent = isinstance(error, UnreachableError)
+    if (isinstance(error, Exception) and not is_silent) or not (is_on(attempt) and attempt.submitter.get("queued")):
+        return False
+    again = NextTry(time.time() + ROUND_S * is_silent, attempt.submitter["round"], _position_of(attempt))
+    why = error.message if isinstance(error, UnreachableError) else "the command was ended"
+    registry.mark_queued(attempt, _in_line(why, attempt.submitter["places"], again).queue or {})
+    return True
 
 
 def is_due(registry: Registry, job: Job) -> bool:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ..errors import CloudtrainError
+from ..errors import CloudtrainError, UnreachableError
 from ..job import Job, no_machines
 from ..money import shared_ledger_sync
 from ..planning.job_spec import PRIORITIES
@@ -86,7 +86,11 @@ def drive(registry: Registry, job: Job) -> Job:
     while failover.is_due(registry, job):
         from . import submit  # not for a watch that sends nothing
 
-        sent = submit.send_queued(registry, job, partial(retry.prepare_unasked, registry))
+        try:
+            sent = submit.send_queued(registry, job, partial(retry.prepare_unasked, registry))
+        except UnreachableError:
+            if (sent := registry.find(job.id)).attempt.phase != "queued":
+                raise
         if sent is None:
             break
         job = sent

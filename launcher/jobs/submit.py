@@ -231,6 +231,10 @@ def _close(
     A job that ran before, or was in line, stays. `is_known`: the platform may know the attempt's name, so the attempt's
     number is not used again.
     """
+    if failover.stays(registry, attempt, error):
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(NOTHING) from None
+        return
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     reason = "no_machines" if isinstance(error, CapacityError) else "error"
     state = State("failed", reason, detail=f"not sent: {why}", ended_s=time.time())
