@@ -151,7 +151,8 @@ def is_due(registry: Registry, job: Job) -> bool:
             return False
         _, until_s = _limits(job)
         is_over = until_s is not None and now_s > until_s
-        if not is_over and now_s < ((attempt.state.queue or {}).get("start_s") or 0.0):
+        wait_s = ((attempt.state.queue or {}).get("start_s") or 0.0) - now_s
+        if not is_over and 0.0 < wait_s <= MOST_BLOCK_S:  # the clock may be set back
             return False
         if not is_over and _free_s(registry, [_place_of(attempt)])[0] <= now_s:
             return True
@@ -266,7 +267,8 @@ def _place_of(attempt: Attempt) -> list[Any]:
 
 
 def _free_s(registry: Registry, places: Sequence[Sequence[Any]]) -> list[float]:
-    blocked = dict(map(tuple, registry.database.execute("SELECT place, until_s FROM blocked")))
+    most_s, sql = time.time() + MOST_BLOCK_S, "SELECT place, until_s FROM blocked WHERE until_s <= ?"
+    blocked = dict(map(tuple, registry.database.execute(sql, (most_s,))))  # the clock may be set back
     return [blocked.get(json.dumps(list(place[1:])), 0.0) for place in places]
 
 
@@ -275,7 +277,7 @@ def _block(registry: Registry, place: Sequence[Any], *, is_quota: bool) -> None:
     now_s, key = time.time(), json.dumps(list(place[1:]))
     rows = registry.database.execute("SELECT until_s, span_s FROM blocked WHERE place = ?", (key,))
     until_s, before_s = rows[0] if rows else (0.0, 0.0)
-    if until_s > now_s:
+    if now_s < until_s <= now_s + MOST_BLOCK_S:
         return
     is_in_a_row = now_s < until_s + MOST_BLOCK_S
     span_s = min(max(NO_MACHINES_S, 2 * before_s if is_in_a_row else 0.0), MOST_BLOCK_S)
