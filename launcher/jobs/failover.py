@@ -120,6 +120,8 @@ def refused(registry: Registry, job: Job, attempt: Attempt, error: CloudtrainErr
     if not isinstance(error, CapacityError):
         return stays(registry, attempt, error)
     is_quota = bool(re.search(r"quota|limit", error.message, re.IGNORECASE))
+    if is_quota and _without_type(registry, attempt, error.message):
+        return True
     with registry.database.transaction():
         _block(registry, _place_of(attempt), is_quota=is_quota)
         return _to_next(registry, job, attempt, error.message)
@@ -224,6 +226,22 @@ def _to_next(registry: Registry, job: Job, attempt: Attempt, why: str) -> bool:
     state = _in_line(why, places, found)
     registry.mark_queued(attempt, state.queue or {}, **course)
     say(f"{job.id}: {tries.name_of(places[position])}: {state.detail}")
+    return True
+
+
+def _without_type(registry: Registry, attempt: Attempt, why: str) -> bool:
+    """Try a list of types again at once without the type whose quota is short; return False for no such type."""
+    known, position = attempt.submitter, _position_of(attempt)
+    machines, places = [*known["machines"]], [[*place] for place in known["places"]]
+    types = (machines[position] or "").split(",")
+    rest = [each for each in types if each not in re.findall(r"[\w.-]+", why)]
+    if not 0 < len(rest) < len(types):
+        return False
+    machines[position] = ",".join(rest)
+    places[position][4] = places[position][4].replace(",".join(types), machines[position])
+    queue = _in_line(why, places, NextTry(time.time(), known["round"], position)).queue or {}
+    course = {"machines": machines, "places": places, "try": known.get("try", 0) + 1, "queued": True}
+    registry.mark_queued(attempt, queue, **course)
     return True
 
 
