@@ -279,7 +279,7 @@ def resume(
     checkpoint cannot be reached, the job goes on from an older step with `from_older`, else UsageError is raised. A
     done job goes on only with a change, for example more steps. Raises what `submit` raises.
     """
-    from .jobs import retry
+    from .jobs import queue, retry
     from .jobs import submit as sending
 
     with _opened() as registry:
@@ -293,7 +293,8 @@ def resume(
         older = retry.older_start(registry, found, prepared.config)
         retry.require_newest(older, "add from_older=True", from_older=from_older)
         sending.require_room(registry, prepared, is_first=False)
-        return _status_of(registry, sending.resend(registry, found, prepared, start_over=all_damaged))
+        sent = sending.resend(registry, found, prepared, start_over=all_damaged)
+        return _status_of(registry, queue.drive(registry, sent))
 
 
 @contextlib.contextmanager

@@ -113,7 +113,7 @@ def command(
 
 def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach: bool, as_json: bool) -> int:
     """Send the job's next attempt if the user approves, and follow the job."""
-    from ..jobs import retry, submit
+    from ..jobs import queue, retry, submit
     from ..jobs.follow import follow, log_view
     from ..jobs.view import unattended
     from ..logs.view import View
@@ -125,8 +125,9 @@ def _send(registry: Registry, job: Job, prepared: Prepared, *, yes: bool, detach
     if start_over and not confirm(f"{retry.ALL_DAMAGED}. Send it?", yes=yes):
         say("not sent")
         return 1
-    job = submit.resend(registry, job, prepared, start_over=start_over)
-    say(f"sent: {job.id}, attempt {job.attempt.number}")
+    job = queue.drive(registry, submit.resend(registry, job, prepared, start_over=start_over))
+    new = "sent" if job.attempt.phase != "queued" else "in line, nothing is sent yet"
+    say(f"{new}: {job.id}, attempt {job.attempt.number}")
     if as_json:
         print_json({"job": job.id, "backend": job.backend, "attempt": job.attempt.number})
     if detach:

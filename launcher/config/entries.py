@@ -56,6 +56,15 @@ def completed(root: YamlNode, candidates: Iterable[Mapping[str, Any]]) -> list[d
     return [{key: value_at(data, key) for key in keys} for data in candidates]
 
 
+def alike(config: schema.JobConfig, settings: Iterable[str]) -> schema.JobConfig:
+    """Return the config, whose candidates all have the values that the settings `a.b=value` give."""
+    given_now = {each.partition("=")[0].strip() for each in settings}
+    if config.capacity is None or not given_now:
+        return config
+    entries = tuple({key: each[key] for key in each if key not in given_now} for each in config.capacity.entries)
+    return config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": entries})})
+
+
 def value_at(data: Mapping[str, Any], key: str) -> Any:
     """Return the value at a dotted key of a config's data; None if not set."""
     value: Any = data

@@ -76,32 +76,41 @@ def is_on(attempt: Attempt) -> bool:
     return bool(attempt.submitter.get("places")) and not attempt.submitter.get("stopped")
 
 
-def begin(registry: Registry, prepared: Prepared) -> tuple[Prepared, dict[str, Any], dict[str, Any]]:
-    """Return the candidate to begin with, its part of `submitter`, and phase and state if no place may be asked now."""
+def begin(
+    registry: Registry, prepared: Prepared, before: Attempt | None = None
+) -> tuple[Prepared, dict[str, Any], dict[str, Any]]:
+    """Return the candidate to begin with, its part of `submitter`, and phase and state if no place may be asked now.
+
+    If the attempt `before` had machines, the job begins with the prepared candidate, even if its place is blocked.
+    """
     if not prepared.candidates:
         return prepared, {}, {}
     places = [[each.candidate, *_place(each)] for each in prepared.candidates]
     found = choose(-1, 1, _free_s(registry, places), None, None, now_s := time.time())
+    if before is not None and before.state.started_s is not None:
+        found = NextTry(now_s, 1, [each.candidate for each in prepared.candidates].index(prepared.candidate))
     assert found is not None
     plan = replace(prepared.candidates[found.position].plan, hold_micro=prepared.plan.hold_micro)
     first = replace(prepared.candidates[found.position], plan=plan, settings=prepared.settings)
     worst_micro = max(each.plan.worst_case_micro or 0 for each in prepared.candidates)
     course = {"places": places, "candidate": first.candidate, "round": 1, "queued": found.due_s > now_s}
     course |= {"machines": [each.config.resources.instance_type for each in prepared.candidates]}
-    course |= {"late_micro": max(0, (plan.hold_micro or 0) - worst_micro)}  # kept for machines that come too late
+    course |= {"late_micro": plan.spent_micro + max(0, (plan.hold_micro or 0) - worst_micro)}  # or was spent before
     if found.due_s <= now_s:
         return first, course, {}
     return first, course, {"phase": "queued", "state": _in_line("no place may be asked yet", places, found)}
 
 
-def again(attempt: Attempt) -> dict[str, Any]:
-    """Return the part of `submitter` of a further attempt of the same candidate, by `resume` or `retry`."""
-    keys = ("places", "machines", "late_micro", "candidate")
-    return {key: attempt.submitter[key] for key in keys} | {"round": 1} if "places" in attempt.submitter else {}
+def same_place(prepared: Prepared, attempt: Attempt) -> Prepared:
+    """Return the next attempt's candidate at the place where the attempt has run; else the prepared one."""
+    if attempt.state.started_s is None or "places" not in attempt.submitter:
+        return prepared
+    found = (each for each in prepared.candidates if _place(each) == _place_of(attempt)[1:])
+    return replace(next(found, prepared), candidates=prepared.candidates)
 
 
 def under_candidate(attempt: Attempt, config: JobConfig) -> tuple[JobConfig, int]:
-    """Return the config under the candidate of a claimed attempt, and the part of its budget for a late start."""
+    """Return the config under the candidate of a claimed attempt alone, and the part of its budget for a late start."""
     known = attempt.submitter
     if attempt.phase != "intent" or not is_on(attempt):
         return config, 0
@@ -109,7 +118,7 @@ def under_candidate(attempt: Attempt, config: JobConfig) -> tuple[JobConfig, int
 
     config, machine = candidates(config)[known["candidate"]], known["machines"][_position_of(attempt)]  # or a list
     resources = config.resources.model_copy(update={"instance_type": machine})
-    return config.model_copy(update={"resources": resources}), int(known["late_micro"])
+    return config.model_copy(update={"resources": resources, "capacity": None}), int(known["late_micro"])
 
 
 def refused(registry: Registry, job: Job, attempt: Attempt, error: CloudtrainError) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import sign_of, step_in_words
 from cloudtrain.entrypoints.format import counted
@@ -98,9 +98,13 @@ def prepare_next(
     """
     from .. import config as configs
     from ..advice.preparing import prepare
+    from ..config.entries import alike
 
     require_own_backend(job, settings)
-    config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    if update_config:
+        config = _present_config(job, settings)
+    else:
+        config = alike(configs.stored(job.config, overrides=settings), settings)
     config, late_micro = failover.under_candidate(job.attempt, config)
     config = own_places(config, job.id, job.config)
     if job.config.get("sweep"):
@@ -113,8 +117,10 @@ def prepare_next(
         ready = prepare(config, file, cache, dry=False, shipped=shipped, spent_micro=most_micro, job_id=job.id)
     attempts = registry.attempts(job)
     step = None if from_older else newest_save(attempts)[0]
-    plan = replace(ready.plan, saved_step=step, spent_micro=spent_micro, faults=faults(attempts))
-    ready = replace(ready, plan=plan, settings=(*job.attempt.settings, *settings))
+    known: dict[str, Any] = {"saved_step": step, "spent_micro": spent_micro, "faults": faults(attempts)}
+    tried = tuple(replace(each, plan=replace(each.plan, **known)) for each in ready.candidates)
+    ready = replace(ready, plan=replace(ready.plan, **known), candidates=tried)
+    ready = replace(failover.same_place(ready, job.attempt), settings=(*job.attempt.settings, *settings))
     if update_config:
         changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
         return replace(ready, notes=(f"config: {changes}", *ready.notes))

@@ -102,7 +102,8 @@ def send_queued(registry: Registry, job: Job, prepare: Callable[[Job], Prepared]
 
 def _exchanged(registry: Registry, job: Job, prepared: Prepared) -> Job:
     """Journal the candidate in place of the claimed attempt's request. Raises BudgetError if it may cost more."""
-    config, number = prepared.config, job.attempt.number
+    known = configs.stored(job.config).capacity  # the candidate is prepared alone
+    config, number = prepared.config.model_copy(update={"capacity": known}), job.attempt.number
     request = prepared.backend.request(prepared.plan, config, job.id, number, prepared.bundle.sha256)
     plan = replace(prepared.plan, hold_micro=job.attempt.plan.hold_micro)
     attempt = replace(job.attempt, plan=plan, request=request.dump(), created_s=time.time())
@@ -127,6 +128,8 @@ def resend(
     address that only notifications need (`from_job`) is no error: a follower sends the notifications instead. No row
     stays of an attempt that was refused for a reason that may pass: a retry stays due, and the refusal counts for none.
     """
+    prepared, course, in_line = failover.begin(registry, prepared, job.attempt)
+    prepared = replace(prepared, config=own_places(prepared.config, job.id, job.config))
     sent = _without_unknown_addresses(prepared.config, environ)
     if start_over:
         checkpoint = sent.checkpoint.model_copy(update={"all_damaged": "start-over"})
@@ -135,7 +138,7 @@ def resend(
     _require_ready(registry, prepared)
     number = job.attempt.number + 1
     request = prepared.backend.request(prepared.plan, sent, job.id, number, prepared.bundle.sha256)
-    attempt = _intent(job.id, number, prepared, request, failover.again(job.attempt))
+    attempt = replace(_intent(job.id, number, prepared, request, course), **in_line)
     attempt.submitter["before"] = {"config": job.config, "bundle": job.bundle, "settings": list(job.attempt.settings)}
     config, bundle = prepared.config.model_dump(mode="json"), prepared.bundle.dump()
 
@@ -146,7 +149,7 @@ def resend(
 
     _with_room(registry, add)
     job = replace(job, attempt=attempt, config=config, bundle=bundle)
-    return _send(registry, job, prepared.backend, prepared.bundle, secrets)
+    return job if in_line else _send(registry, job, prepared.backend, prepared.bundle, secrets)
 
 
 def _require_ready(registry: Registry, prepared: Prepared) -> None:

@@ -11,6 +11,7 @@ from ..errors import BudgetError, ConfigError, Fault
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -67,11 +68,13 @@ def _of_type(config: JobConfig, instance_type: str) -> JobConfig:
     return config.model_copy(update={"resources": resources})
 
 
-def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Callable[[JobConfig], T]) -> list[T]:
+def of_all(
+    config: JobConfig, configs: Iterable[tuple[int, S]], ask: Callable[[S], T], *, needs_all: bool = True
+) -> list[T]:
     """Return the result of `ask` for each candidate. Raises ConfigError with the faults of all candidates.
 
     A fault of a candidate alone stands at its entry, with the key that the entry changes; a fault of all at its own
-    key. Raises BudgetError if money alone is short.
+    key. Raises BudgetError if money alone is short; unless `needs_all`, such candidates are left out while others stay.
     """
     from ..config.entries import name_of  # `--help` reads no config
 
@@ -86,7 +89,7 @@ def of_all(config: JobConfig, configs: Iterable[tuple[int, JobConfig]], ask: Cal
                 faults.setdefault(fault, []).append(index)
         except BudgetError as error:
             poor.append((index, error))
-    if poor and not faults:
+    if poor and not faults and (needs_all or not results):
         index, first = poor[0]
         first.message = f"{name_of(index)}: {first.message}" if len(known) > 1 else first.message
         raise first

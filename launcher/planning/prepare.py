@@ -57,17 +57,19 @@ def prepare(
     A dry run writes no archive. `shipped` is an archive to send instead of the folder's present code. `spent_micro` is
     the worst-case cost of earlier attempts, in micro-dollars, which the budget covers too. `parent`: notes on the
     parent, whose place is an input of the config already. `job_id`: of a further attempt, whose places have the id, and
-    which is of the config alone. All candidates of a first attempt are prepared, with one archive.
+    which leaves out candidates that the rest of the money cannot pay. All candidates are prepared, with one archive.
     """
     try:
-        tried, late_micro = _in_order(config, alone=bool(job_id))
+        tried, late_micro = _in_order(config)
+        late_micro = max(0, late_micro - spent_micro)  # a late start is a part of what was spent
         configs = [each for _, each in tried]
         pack = functools.cache(lambda: _packed(configs, config_file, cache, shipped, job_id, dry=dry))
 
-        def one(each: JobConfig) -> Prepared:
-            return _prepared(each, config_file, pack, shipped, spent_micro, late_micro, parent)
+        def one(numbered: tuple[int, JobConfig]) -> Prepared:
+            made = _prepared(numbered[1], config_file, pack, shipped, spent_micro, late_micro, parent)
+            return replace(made, candidate=numbered[0])
 
-        made = candidates.of_all(config, tried, one)
+        found = candidates.of_all(config, [(each[0], each) for each in tried], one, needs_all=not job_id)
     except (ConfigError, BudgetError) as error:
         first = error.faults if isinstance(error, ConfigError) else ()
         if shipped is not None or (first and error.where):
@@ -75,8 +77,7 @@ def prepare(
         if faults := dict.fromkeys([*first, *refused(config, config_file)]):  # of the remaining checks, too
             raise ConfigError(list(faults)) from error
         raise
-    found = [replace(each, candidate=entry) for each, (entry, _) in zip(made, tried, strict=True)]
-    if config.capacity is None or job_id:
+    if config.capacity is None:
         return found[0]
     worst = [UNKNOWN_MICRO if (known := each.plan.worst_case_micro) is None else known for each in found]
     hold_micro = UNKNOWN_MICRO if UNKNOWN_MICRO in worst else max(worst) + late_micro
@@ -84,13 +85,12 @@ def prepare(
     return replace(found[0], candidates=tuple(found))
 
 
-def _in_order(config: JobConfig, *, alone: bool = False) -> tuple[list[tuple[int, JobConfig]], int]:
+def _in_order(config: JobConfig) -> tuple[list[tuple[int, JobConfig]], int]:
     """Return the entry's number and the config of each request in the order of trying, and the cost of a late start.
 
-    `alone`: no candidates but the config. Raises ConfigError with the faults of all machines, and for candidates that
-    would train another batch.
+    Raises ConfigError with the faults of all machines, and for candidates that would train another batch.
     """
-    if config.capacity is None or alone:
+    if config.capacity is None:
         return [(0, config)], 0
     known = candidates.candidates(config)
 
