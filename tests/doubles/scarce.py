@@ -101,7 +101,8 @@ class ScarcePlatform:
         shipment.sending.creates()
         self.event("create")
         if answer in ("quota", "stock"):
-            raise CapacityError("the quota is used up" if answer == "quota" else "no machines of this type")
+            of = f" of {kind.split(',')[0]}" if "," in kind else ""  # a list is refused for one type
+            raise CapacityError(f"the quota{of} is used up" if answer == "quota" else "no machines of this type")
         if answer == "broken":
             raise ConfigError("no such image")
         if answer == "lost before":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.advice.preparing import prepare
-from cloudtrain.launcher.errors import CloudtrainError, UnreachableError
+from cloudtrain.launcher.errors import BudgetError, CloudtrainError, UnreachableError
 from cloudtrain.launcher.job import Job, exit_code
 from cloudtrain.launcher.jobs import failover, queue, retry, stopping, submit
 from cloudtrain.launcher.jobs.refresh import NEVER_SENT, refresh
@@ -213,7 +214,9 @@ def check_table(seed: int) -> None:
         elif job is not None:
             assert not had, (job.attempt.state, platform.tries)
             state, detail = job.attempt.state, str(job.attempt.state.detail)
-            is_poor = "may have been billed so far" in detail and any(each == "taken" for _, _, each in platform.tries)
+            answers = [each for _, _, each in platform.tries]
+            is_poor = "may have been billed so far" in detail and "taken" in answers
+            is_poor |= "does not hold" in detail and answers.count("late") > 1  # the fee pays for one late start
             is_unsent = detail == NEVER_SENT or (detail == "not sent: no answer to upload" and not platform.tries)
             is_over = state.reason in ("no_machines", "preempted") or is_unsent
             assert is_over or is_poor, (state, platform.tries)
@@ -452,3 +455,180 @@ def test_killed_submit_is_carried_on_at_every_step() -> None:
             is_known = job.attempt.state.detail != NEVER_SENT
             assert job.attempt.state.state == ("succeeded" if is_known else "failed"), (effects, job.attempt)
             audit_end(world)
+
+
+def resumed(world: ScarceWorld, *settings: str) -> Job:
+    """Resume the job as a user does; return the job."""
+
+    def resume(registry: Registry) -> None:
+        job = registry.find("j1")
+        prepared = retry.prepare_next(registry, job, settings)
+        queue.drive(registry, submit.resend(registry, job, prepared))
+
+    world.command(world.home, resume)
+    job = world.job()
+    assert job is not None
+    return job
+
+
+def held_micro(world: ScarceWorld) -> int:
+    """Return what is reserved for the job."""
+    return sum(each.amount_micro or 0 for each in ledger.held(world.opened(world.home).database))
+
+
+def test_resume_after_a_search_without_machines_searches_all_candidates_again() -> None:
+    """The search begins anew, with the hold of all candidates, though the last candidate was the last one tried."""
+    with scripted({SPOT: ["stock", "runs"], DEMAND: ["failed", "stock"]}, limits={"rounds": 1}) as world:
+        pass_time(world, 600, 6)
+        world.now_s += 3 * 3600
+        job = resumed(world)
+        assert tried(world) == [SPOT, DEMAND, SPOT]
+        assert (job.attempt.phase, job.attempt.submitter["candidate"]) == ("sent", 0)
+        assert held_micro(world) == world.held_micro
+
+
+def test_resume_of_a_stopped_job_holds_for_all_candidates() -> None:
+    """A job that its user stopped searches again; a dearer candidate later needs no more than is held."""
+    with scripted({SPOT: ["pending", "failed"], WEST: ["runs"]}) as world:
+        world.command(world.home, lambda registry: stopping.ask(registry, "j1"))
+        pass_time(world, 600, 3)
+        resumed(world)
+        assert held_micro(world) == world.held_micro
+        job = pass_time(world, 400, 4)
+        assert (job.attempt.number, job.attempt.state.state) == (3, "running")
+        assert tried(world) == [SPOT, SPOT, WEST]
+
+
+def test_setting_of_a_resume_holds_for_all_candidates() -> None:
+    """A key that the entries change has the typed value, at once and after each move."""
+    with scripted({SPOT: ["pending", "stock"], DEMAND: ["runs"], WEST: ["runs"]}) as world:
+        world.command(world.home, lambda registry: stopping.ask(registry, "j1"))
+        pass_time(world, 600, 3)
+        west_spot = REGIONS[1], TYPES[1], True
+        world.platform.table = {west_spot: ["stock"], WEST: ["runs"]}
+        job = resumed(world, f"sagemaker.region={REGIONS[1]}")
+        assert tried(world)[1:] == [west_spot, WEST]
+        assert {place[3] for place in job.attempt.submitter["places"]} == {REGIONS[1]}
+
+
+def test_candidate_that_the_rest_of_the_money_cannot_pay_is_left_out_of_a_resume() -> None:
+    """The other candidates go on with what is left of the job's budget."""
+    with scripted({SPOT: ["runs"], WEST: ["runs"]}) as world:
+        world.platform.prices = {SPOT: 3_000_000, WEST: 59_000_000}
+        pass_time(world, 400, 4)
+        world.command(world.home, lambda registry: stopping.ask(registry, "j1"))
+        pass_time(world, 600, 3)
+        registry = world.opened(world.home)
+        prepared = retry.prepare_next(registry, registry.find("j1"), ["budget.limit=8USD"])
+        assert [each.config.resources.spot for each in prepared.candidates] == [True]
+
+
+@pytest.mark.parametrize("call", ["read", "write"])
+def test_ledger_that_does_not_answer_at_a_move_ends_no_search(call: str) -> None:
+    """The candidate stays in line, with the money held, and is sent once the ledger answers again."""
+    with scripted({DEMAND: ["failed"], WEST: ["runs"]}) as world:
+        world.now_s += 200
+        with pytest.MonkeyPatch.context() as patch:
+
+            def away(name: str, event: Any = world.event) -> None:
+                event(name)
+                if name == call and world.running:
+                    raise UnreachableError("the ledger is away")
+
+            patch.setattr(world, "event", away)
+            world.command(world.home, queue.advance_queue)
+        assert held_micro(world) == world.held_micro
+        assert (job := world.job()) is not None
+        assert (job.attempt.number, job.attempt.phase, tried(world)) == (2, "queued", [DEMAND])
+        assert pass_time(world, 400, 4).attempt.state.state == "running"
+
+
+def test_ctrl_c_in_a_follower_ends_no_search() -> None:
+    """Whatever step of `advance` a Ctrl-C meets, the next command goes on."""
+    for at in range(1, 90, 4):
+        with scripted({DEMAND: ["failed"], WEST: ["runs"]}) as world, pytest.MonkeyPatch.context() as patch:
+            world.now_s += 200
+            steps = itertools.count(1)
+
+            def event(name: str, at: int = at, steps: Any = steps, event: Any = world.event) -> None:
+                if world.running and next(steps) == at:
+                    raise KeyboardInterrupt
+                event(name)
+
+            patch.setattr(world, "event", event)
+            world.command(world.home, queue.advance_queue)
+            assert pass_time(world, 400, 4).attempt.state.state == "running", at
+
+
+def test_clock_that_is_set_back_holds_up_no_search() -> None:
+    """No block, and no pause, is longer than two hours."""
+    with scripted({DEMAND: ["stock"], WEST: ["stock", "runs"]}) as world:
+        world.now_s -= 24 * 3600
+        job = pass_time(world, 3 * 3600, 30)
+        assert job.attempt.state.state in ("running", "succeeded")
+
+
+def test_running_job_does_not_free_its_place_again() -> None:
+    """A later refusal for want of quota, which the running job uses up, holds for other jobs."""
+    with scripted({DEMAND: ["runs"]}) as world:
+        pass_time(world, 200, 2)
+        registry = world.opened(world.home)
+        attempt = registry.find("j1").attempt
+        world.command(
+            world.home, lambda registry: failover._block(registry, failover._place_of(attempt), is_quota=True)
+        )
+        registry.set_unreachable(attempt)
+        pass_time(world, 200, 2)
+        assert failover._free_s(registry, attempt.submitter["places"])[0] > world.now_s
+
+
+def test_candidate_without_a_price_fits_into_no_budget_of_a_project() -> None:
+    """The hold of the other candidates says nothing about the cost of this one."""
+    with scarce(1) as world, pytest.MonkeyPatch.context() as patch:
+        world.platform.table = {DEMAND: ["stock"], WEST: ["runs"]}
+        priced = world.platform.capacity
+
+        def capacity(config: Any) -> backends.Capacity:
+            found = priced(config)
+            return replace(found, hourly_usd=None) if config.sagemaker.region == REGIONS[1] else found
+
+        patch.setattr(world.platform, "capacity", capacity)
+        prepared = world.prepared(world.config([entry(DEMAND), entry(WEST)]).model_copy(update={"budget": None}))
+        registry = world.opened(world.home)
+        ledger.set_budget(registry.database, LedgerBudget("vision", "all", BUDGET_MICRO))
+        with pytest.raises(BudgetError, match="price of this job is unknown"):
+            submit.send(registry, prepared, name="j1")
+        assert tried(world) == []
+
+
+def test_stop_of_a_candidate_that_is_just_being_sent_waits_for_the_send() -> None:
+    """The user is never told that nothing was sent while another process sends."""
+    with scripted({DEMAND: ["stock"], WEST: ["stock"]}) as world:
+        registry = world.opened(world.home)
+        seen = registry.find("j1")
+
+        def claimed(_: Any) -> bool:
+            assert registry.claim(seen.attempt)  # by another process, between the look and the stop
+            return True
+
+        world.running[99] = float("inf")
+        assert stopping.ask(registry, "j1", agrees=claimed).verdict == "unsent"
+        assert registry.find("j1").attempt.phase == "intent"
+        del world.running[99]
+
+
+def test_list_of_types_is_tried_again_without_the_type_whose_quota_is_short() -> None:
+    """SageMaker refuses a whole list for one type: the others may have machines."""
+    listed = REGIONS[0], ",".join(TYPES), False
+    with scarce(1) as world:
+        world.platform.prices[listed] = 40_000_000
+        world.platform.table = {listed: ["quota"], DEMAND: ["stock"], WEST: ["runs"]}
+        config = world.config([entry(listed), entry(WEST)])
+        world.command(world.home, lambda registry: world.send(registry, config))
+        assert tried(world) == [listed, DEMAND, WEST]
+        registry = world.opened(world.home)
+        blocked = [row["place"] for row in registry.database.execute("SELECT place FROM blocked")]
+        assert blocked == ['["sagemaker", "", "us-east-1", "ml.p4d.24xlarge", false]']
+        assert (job := world.job()) is not None
+        assert (job.attempt.number, job.attempt.phase) == (1, "sent")
+        assert held_micro(world) == world.held_micro
