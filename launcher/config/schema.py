@@ -231,7 +231,7 @@ class FailOverLimits(Section):
     """When the search for machines ends: at one of both limits."""
 
     rounds: int | None = key(None, "Rounds over all candidates. Default: 3, without `until`.", 3, ge=1, le=1000)
-    until: Duration | None = key(None, "Time after the submit; no candidate is sent later.", "12h")
+    until: Duration | None = key(None, "Time after the submit, or after a resume; no candidate is sent later.", "12h")
 
 
 _TRY = key(

@@ -94,6 +94,7 @@ def begin(
     first = replace(prepared.candidates[found.position], plan=plan, settings=prepared.settings)
     worst_micro = max(each.plan.worst_case_micro or 0 for each in prepared.candidates)
     course = {"places": places, "candidate": first.candidate, "round": 1, "queued": found.due_s > now_s}
+    course |= {"since_s": now_s}  # a resume begins a new search
     course |= {"machines": [each.config.resources.instance_type for each in prepared.candidates]}
     course |= {"late_micro": plan.spent_micro + max(0, (plan.hold_micro or 0) - worst_micro)}  # or was spent before
     if found.due_s <= now_s:
@@ -160,7 +161,7 @@ def is_due(registry: Registry, job: Job) -> bool:
         attempt, now_s = registry.attempt(job, job.attempt.number), time.time()
         if attempt.phase != "queued" or not is_on(attempt):
             return False
-        _, until_s = _limits(job)
+        _, until_s = _limits(job, attempt)
         is_over = until_s is not None and now_s > until_s
         wait_s = ((attempt.state.queue or {}).get("start_s") or 0.0) - now_s
         if not is_over and 0.0 < wait_s <= MOST_BLOCK_S:  # the clock may be set back
@@ -189,7 +190,7 @@ def ended(registry: Registry, job: Job, attempt: Attempt) -> None:
     before = [each for each in registry.attempts(job) if each.number == attempt.number - 1]
     is_repeat = any(each.state.reason == "preempted" and each.submitter.get("candidate") == entry for each in before)
     if reason == "no_machines" or is_repeat:
-        found = choose(position, number, _free_s(registry, places), *_limits(job), time.time())
+        found = choose(position, number, _free_s(registry, places), *_limits(job, attempt), time.time())
     if found is None:
         return
     course = {key: value for key, value in attempt.submitter.items() if key not in _OF_A_TRY}
@@ -226,7 +227,7 @@ def is_past(duration: Any, since_s: float) -> bool:
 def _to_next(registry: Registry, job: Job, attempt: Attempt, why: str) -> bool:
     known, places = attempt.submitter, attempt.submitter["places"]
     position, number = _position_of(attempt), int(known.get("round", 1))
-    found = choose(position, number, _free_s(registry, places), *_limits(job), time.time())
+    found = choose(position, number, _free_s(registry, places), *_limits(job, attempt), time.time())
     if found is None:
         return False
     refusal = {"candidate": known.get("candidate"), "round": number, "at_s": time.time(), "reason": why}
@@ -262,7 +263,7 @@ def _in_line(why: str, places: Sequence[Sequence[Any]], found: NextTry) -> State
     return State("pending", detail=f"{words}{due}", queue=queue)
 
 
-def _limits(job: Job) -> tuple[int | None, float | None]:
+def _limits(job: Job, attempt: Attempt) -> tuple[int | None, float | None]:
     """Return the most rounds, and the time of the end of the search; for a job in line only that of its wait."""
     limits = job.asked.capacity.get("limits") or {}
     rounds, most_s = limits.get("rounds"), seconds(limits.get("until"))
@@ -270,7 +271,7 @@ def _limits(job: Job) -> tuple[int | None, float | None]:
         rounds = 3
     if job.asked.waits:
         rounds, most_s = None, seconds(job.asked.max_wait)
-    return rounds, None if most_s is None else job.created_s + most_s
+    return rounds, None if most_s is None else attempt.submitter.get("since_s", job.created_s) + most_s
 
 
 def _place(prepared: Prepared) -> list[Any]:

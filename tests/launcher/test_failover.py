@@ -632,3 +632,14 @@ def test_list_of_types_is_tried_again_without_the_type_whose_quota_is_short() ->
         assert (job := world.job()) is not None
         assert (job.attempt.number, job.attempt.phase) == (1, "sent")
         assert held_micro(world) == world.held_micro
+
+
+def test_resume_after_until_searches_for_as_long_again() -> None:
+    """The time of `until` begins with the submit, and anew with a resume."""
+    with scripted({DEMAND: ["failed"], WEST: ["failed", "runs"]}, limits={"until": "10m"}) as world:
+        assert pass_time(world, 3600, 24).attempt.state.reason == "no_machines"
+        world.now_s += 3 * 3600
+        resumed(world)
+        job = pass_time(world, 280, 4)
+        assert tried(world) == [DEMAND, WEST, DEMAND, WEST]
+        assert job.attempt.state.state in ("pending", "running")
