@@ -49,7 +49,7 @@ def test_submit_moves_on_at_a_refusal(cli: Any, folder: Path, account: Aws) -> N
     account.capacity("no_quota", machine=FIRST)
     done = cli.ok(*SUBMIT, "-d", cwd=folder)
     assert "sent: one" in done.stderr
-    assert f"next: candidate 2 sagemaker us-east-1 {SECOND}" in done.stderr
+    assert f"next: candidate 1 (us-east-1, {SECOND})" in done.stderr
     assert types(account) == {"one-1": SECOND}
 
 
@@ -97,4 +97,31 @@ def test_submit_follows_the_search_to_its_end(cli: Any, folder: Path, account: A
         account.end("one-2")
         done = submitted.result()
     assert done.code == 0, done.stderr
-    assert f"next: candidate 2 sagemaker us-east-1 {SECOND}" in done.stderr
+    assert f"next: candidate 1 (us-east-1, {SECOND})" in done.stderr
+
+
+def test_resume_searches_again_and_says_that_the_job_is_in_line(
+    cli: Any, folder: Path, account: Aws, home: Path
+) -> None:
+    """All places were just found without machines: the job waits, and the next command sends the first that is free."""
+    account.capacity("failed")
+    cli.ok(*SUBMIT, "-d", "--set", "capacity.limits.rounds=1", cwd=folder)
+    with closing(Registry(home)) as registry:
+        while (job := registry.find("one")).active:
+            queue.drive(registry, refresh(registry, job))
+        done = cli.ok("resume", "one", "-y", "-d")
+        assert "in line, nothing is sent yet: one, attempt 3" in done.stderr
+        account.clear_capacity()
+        registry.database.execute("DELETE FROM blocked")
+        waiting = registry.find("one").attempt
+        registry.mark_queued(waiting, {**(waiting.state.queue or {}), "start_s": 0.0})
+    assert "sent: one" in cli.ok("advance").stderr
+    assert types(account) == {"one-1": FIRST, "one-2": SECOND, "one-3": FIRST}
+
+
+def test_list_is_sent_again_without_the_type_whose_quota_is_short(cli: Any, folder: Path, account: Aws) -> None:
+    """SageMaker refuses the list, and names the type; the submit itself sends the other type."""
+    account.capacity("no_quota", machine=FIRST)
+    alike = f"{{resources.instance_type: {SECOND}}}"
+    cli.ok(*SUBMIT, "-d", "--set", f"capacity.try=[{{}}, {alike}]", "--set", "capacity.limits.rounds=1", cwd=folder)
+    assert types(account) == {"one-1": SECOND}
