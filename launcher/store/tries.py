@@ -89,9 +89,9 @@ def moved(attempts: Sequence[Attempt]) -> tuple[int, str]:
     if not newest.submitter.get("queued") or len(known := tries_of(attempts)) < 2:
         return 0, ""
     before, now = known[-2:]
-    names = {place[0]: name_of(place) for place in newest.submitter["places"]}
+    names = [name_of((each.candidate, each.backend, "", each.region, each.machine, each.spot)) for each in known[-2:]]
     due = f" at {moment(now.at_s)} UTC" if now.state == "next" else ""
-    words = f"{names[before.candidate]}: {before.result}; next: {names[now.candidate]}{due}"
+    words = f"{names[0]}: {before.result}; next: {names[1]}{due}"
     return int(newest.submitter.get("try", 0)), words
 
 

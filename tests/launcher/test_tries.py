@@ -20,6 +20,7 @@ from cloudtrain.launcher.money import bill
 from cloudtrain.launcher.notices import notifier
 from cloudtrain.launcher.notices.notifier import Notifier
 from cloudtrain.launcher.report.page import report_html
+from cloudtrain.launcher.store import tries
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.text.charts import UNICODE
 from cloudtrain.launcher.ui import pages, site
@@ -192,3 +193,13 @@ def test_alert_of_the_second_refusal_has_its_own_key(registry: Registry, monkeyp
         failover.refused(registry, job, registry.attempt(job, 1), failover.CapacityError(QUOTA))
         keys += [key for key, _ in told(registry, monkeypatch, registry.find("job"))]
     assert keys == ["moved:1:1", "moved:1:2"]
+
+
+def test_move_after_a_resume_with_other_candidates_names_both_places(registry: Registry, moved: Job) -> None:
+    """Each attempt has its own candidates: a resume may have changed them."""
+    later = replace(
+        moved.attempt, number=3, submitter={**moved.attempt.submitter, "places": PLACES[:1], "candidate": 0}
+    )
+    words = tries.moved([*registry.attempts(moved), replace(later, state=State("pending"))])[1]
+    assert words.startswith("candidate 2 (us-west-2, ml.p5.48xlarge): ")
+    assert "next: candidate 0 (us-east-1, ml.p5.48xlarge)" in words
