@@ -94,8 +94,7 @@ def begin(
     first = replace(prepared.candidates[found.position], plan=plan, settings=prepared.settings)
     worst_micro = max(each.plan.worst_case_micro or 0 for each in prepared.candidates)
     course = {"places": places, "candidate": first.candidate, "round": 1, "queued": found.due_s > now_s}
-    course |= {"since_s": now_s}  # a resume begins a new search
-    course |= {"machines": [each.config.resources.instance_type for each in prepared.candidates]}
+    course |= {"machines": [each.config.resources.instance_type for each in prepared.candidates], "since_s": now_s}
     course |= {"late_micro": plan.spent_micro + max(0, (plan.hold_micro or 0) - worst_micro)}  # or was spent before
     if found.due_s <= now_s:
         return first, course, {}
@@ -138,10 +137,7 @@ def refused(registry: Registry, job: Job, attempt: Attempt, error: CloudtrainErr
 
 
 def stays(registry: Registry, attempt: Attempt, error: BaseException) -> bool:
-    """Put the attempt, which created nothing, back in line after an error that tells nothing about its candidate.
-
-    That is a missing answer, of a store or a ledger too, or the end of the process. Return False for other errors.
-    """
+    """Put the attempt, which created nothing, back in line after no answer or the command's end; else return False."""
     is_silent = isinstance(error, UnreachableError)
     if (isinstance(error, Exception) and not is_silent) or not (is_on(attempt) and attempt.submitter.get("queued")):
         return False

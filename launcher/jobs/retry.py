@@ -101,10 +101,8 @@ def prepare_next(
     from ..config.entries import alike
 
     require_own_backend(job, settings)
-    if update_config:
-        config = _present_config(job, settings)
-    else:
-        config = alike(configs.stored(job.config, overrides=settings), settings)
+    config = _present_config(job, settings) if update_config else configs.stored(job.config, overrides=settings)
+    config = alike(config, () if update_config else settings)
     config, late_micro = failover.under_candidate(job.attempt, config)
     config = own_places(config, job.id, job.config)
     if job.config.get("sweep"):

@@ -75,6 +75,8 @@ def send(
 
     add = partial(registry.add, name or config.name, make, exclusive=name is not None, key=key)
     job, is_new = _with_room(registry, add)
+    if is_new and in_line:
+        _hold(registry, replace(job.attempt, submitter={}))  # else nothing stays in line
     if not is_new or in_line:
         return job, is_new
     return _send(registry, job, prepared.backend, prepared.bundle, secrets), True
@@ -149,7 +151,10 @@ def resend(
 
     _with_room(registry, add)
     job = replace(job, attempt=attempt, config=config, bundle=bundle)
-    return job if in_line else _send(registry, job, prepared.backend, prepared.bundle, secrets)
+    if in_line:
+        _hold(registry, replace(attempt, submitter={}))
+        return job
+    return _send(registry, job, prepared.backend, prepared.bundle, secrets)
 
 
 def _require_ready(registry: Registry, prepared: Prepared) -> None:

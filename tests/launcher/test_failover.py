@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -643,3 +643,21 @@ def test_resume_after_until_searches_for_as_long_again() -> None:
         job = pass_time(world, 280, 4)
         assert tried(world) == [DEMAND, WEST, DEMAND, WEST]
         assert job.attempt.state.state in ("pending", "running")
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_job_that_begins_in_line_is_held_in_the_shared_ledger_too(is_full: bool) -> None:
+    """All places are blocked: nobody else may take the money of the search; a full ledger refuses the submit."""
+    with scripted({DEMAND: ["failed"], WEST: ["failed"]}, limits={"rounds": 1}) as world:
+        pass_time(world, 400, 4)
+        registry = world.opened(world.home)
+        limit = LedgerBudget("vision", "all", world.held_micro - is_full)
+        shared_ledger_sync.set_budget(registry.database, limit, world.place, may_make=True)
+        prepared = world.prepared(world.config([entry(DEMAND), entry(WEST)]))
+        with pytest.raises(BudgetError, match="does not hold") if is_full else nullcontext():
+            job, _ = submit.send(registry, prepared, name="j2")
+            assert job.attempt.phase == "queued"
+        book = shared_ledger.read(ConditionalObject(world.place))
+        assert book is not None
+        assert [each.amount_micro for each in book.held.values()] == [world.held_micro] * (not is_full)
+        assert len(registry.jobs()) == 2 - is_full
