@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 from .. import backend as backends
 from ..errors import BudgetError, CloudtrainError, UsageError
 from ..job import ACTIVE, Job
-from ..jobs import listing, retry, submit
+from ..jobs import listing, queue, retry, submit
 from ..jobs.approval import cost_words
 from ..jobs.listing import JobFilter
 from ..jobs.refresh import refresh
@@ -184,7 +184,7 @@ def resume_offer(registry: Registry, job_id: str, budget: str = "") -> ResumeOff
         lines.insert(0, retry.ALL_DAMAGED)
     elif not retry.has_saved(registry, job):
         lines.insert(0, "no checkpoint of this job yet: starting from the beginning")
-    return ResumeOffer(number, lines, cost_words(prepared.plan), prepared.plan.worst_case_micro)
+    return ResumeOffer(number, lines, cost_words(prepared.plan), prepared.plan.most_micro)
 
 
 def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | None, budget: str = "") -> str:
@@ -193,13 +193,13 @@ def resume(registry: Registry, job_id: str, *, attempt: int, worst_micro: int | 
     prepared = _prepared(registry, job, budget)
     if job.attempt.number + 1 != attempt:
         raise UsageError(f"{job.id} was already resumed", hint="look at the job")
-    now_micro = prepared.plan.worst_case_micro
+    now_micro = prepared.plan.most_micro
     if worst_micro is not None and (now_micro is None or now_micro > worst_micro):
         message = f"it may now cost {cost_words(prepared.plan)}, which is more than was shown"
         raise UsageError(message, hint="look at it again")
     submit.require_room(registry, prepared, is_first=False)
-    job = submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged)
-    return f"sent: {job.id}, attempt {job.attempt.number}"
+    job = queue.drive(registry, submit.resend(registry, job, prepared, start_over=job.attempt.state.all_damaged))
+    return f"{'in line' if job.attempt.phase == 'queued' else 'sent'}: {job.id}, attempt {job.attempt.number}"
 
 
 def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:

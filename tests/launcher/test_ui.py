@@ -242,13 +242,13 @@ def test_resume_that_differs_from_the_offer_is_refused(
 ) -> None:
     """A resume is refused if the job was resumed meanwhile, or if the worst case costs more than the page showed."""
     seed("job", State("failed", "error", ended_s=time.time()))
-    prepared = SimpleNamespace(plan=SimpleNamespace(worst_case_micro=3_000_000))
+    prepared = SimpleNamespace(plan=SimpleNamespace(most_micro=3_000_000))
     monkeypatch.setattr(pages, "_prepared", lambda *args: prepared)
     with pytest.raises(UsageError, match="was already resumed"):
         pages.resume(registry, "job", attempt=3, worst_micro=3_000_000)
     with pytest.raises(UsageError, match="more than was shown"):
         pages.resume(registry, "job", attempt=2, worst_micro=2_999_999)
-    prepared.plan.worst_case_micro = None
+    prepared.plan.most_micro = None
     with pytest.raises(UsageError, match="more than was shown"):
         pages.resume(registry, "job", attempt=2, worst_micro=3_000_000)
 
