@@ -32,6 +32,9 @@ CLOUDS = {
 }
 
 
+LARGER = {"ml.m5.xlarge": "ml.m5.2xlarge", "Standard_D4s_v5": "Standard_D8s_v5", "n1-standard-4": "n1-standard-8"}
+
+
 @pytest.fixture(params=CLOUDS)
 def cloud(request: pytest.FixtureRequest, folder: Path) -> Any:
     """Return the stand-in of a cloud for which the folder has a config; jobs do not execute."""
@@ -110,3 +113,22 @@ def test_stop_by_the_user_stays_the_users(cli: Any, folder: Path, cloud: Any, ho
     assert cli("wait", "one").code == 9
     found = cli("status", "one", "--json").json
     assert (found["state"], found["reason"]) == ("stopped", "user")
+
+
+@pytest.mark.parametrize("cloud", CLOUDS, indirect=True)
+def test_wait_of_a_candidate_ends_with_the_next_candidate(cli: Any, folder: Path, cloud: Any, home: Path) -> None:
+    """After `capacity.wait` the first is stopped; once the platform has told its end, the other machine is sent."""
+    machine = next(each for each in LARGER if each in (folder / "cloudtrain.yaml").read_text())
+    cloud.capacity("pending", machine=machine)
+    tried = f"capacity.try=[{{}}, {{resources.instance_type: {LARGER[machine]}, limits.max_duration: 50m}}]"
+    more = ("--set", tried, "--set", "capacity.wait=1s", "--set", "capacity.limits.rounds=1")
+    cli.ok("submit", "-d", "-y", "--name", "one", *more, cwd=folder)
+    assert cli("status", "one", "--json").json["tries"][0]["state"] == "pending"
+    with closing(Registry(home)) as registry:
+        until(lambda: cli("advance") and (last := registry.find("one").attempt).number == 2 and last.ref, 60)
+    found = cli("status", "one", "--json").json
+    tries = [(each["candidate"], each["reason"]) for each in found["tries"]]
+    assert (found["phase"], tries) == ("sent", [(0, "no_machines"), (1, None)])
+    assert "no machines within capacity.wait" in cli("status", "one").stdout
+    with closing(Registry(home)) as registry:
+        assert [each.attempt for each in ledger.held(registry.database)] == [2]
