@@ -11,7 +11,7 @@ takes its host's locks and joins the next generation. That generation is a new a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,7 +68,8 @@ class Desired(Record):
     tells users why nodes are missing or new. `places`: each node's number, address, and ports as in its report.
     `resume`: the checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder.
     While the job waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py). `gone`: the
-    nodes that the job gave up. `called`: the spares that take their locks now. `grown`: the starts on more nodes.
+    nodes that the job gave up. `called`: the spares that take their locks now. `restarts`: those that count for
+    `max_restarts`, which each attempt has anew.
     """
 
     want: str = "wait"
@@ -83,7 +84,7 @@ class Desired(Record):
     queue: dict[str, Any] | None = None
     gone: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
-    grown: int = 0
+    restarts: int = 0
 
 
 WAIT = Desired()
@@ -138,7 +139,6 @@ class Coordinator:
     since_s: float = 0.0
     started_s: float = 0.0  # the generation's start
     first_failure_s: float | None = None
-    restarts: int = 0
     history: list[dict[str, Any]] = field(default_factory=list)
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
     last_sign: tuple[Any, ...] | None = None
@@ -147,7 +147,6 @@ class Coordinator:
     missed_s: float | None = None  # since when a node of this generation is lost
     joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
     swaps: int = 0
-    earlier_restarts: int = 0  # in earlier attempts: a new attempt has all its restarts again
     lives: dict[int, int] = field(default_factory=dict)  # of this generation's nodes, as in their reports
     growth: Growth = field(default_factory=Growth)
 
@@ -241,26 +240,25 @@ class Coordinator:
 
     def _grow(self, nodes: list[int], port: Callable[[], int]) -> Desired:
         """Return the start of a generation on more nodes; the start is no restart after a fault."""
-        self._seat(nodes)
         new = set(nodes) - set(self.desired.nodes)
         note = f"{_named(new, 'has', 'have')} joined; {self._going_on(nodes)}"
         self.gone -= new
         self.history.append({"rank": None, "kind": "growth", "message": note})
-        return self._run(nodes, port, note, grown=1)
-
-    def _seat(self, nodes: list[int]) -> bool:
-        """Note the spares among the nodes of the next generation; return whether a spare is new."""
-        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
-        self.joined |= new
-        self.swaps += bool(new)
-        return bool(new)
+        return self._run(nodes, port, note, self.desired.restarts)
 
     def _going_on(self, nodes: Collection[int]) -> str:
-        spares, words = self.joined & set(nodes), f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        spares = [node for node in nodes if node >= self.rules.nodes]
+        words = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
         return f"{words}, with spare {_numbers(spares)}" if spares else words
 
     def _restarts_left(self) -> int:
-        return self.rules.max_restarts - (self.restarts - self.earlier_restarts)
+        return self.rules.max_restarts - self.desired.restarts
+
+    def _ranked(self, nodes: Collection[int], size: int) -> list[int]:
+        """Return the nodes of the next generation: the leader, then by number; nodes of this generation stay in."""
+        places = {node: place for place, node in enumerate(self.desired.nodes)}
+        chosen = sorted(nodes, key=lambda node: (places.get(node, len(places)), node))[:size]
+        return [*chosen[:1], *sorted(chosen[1:])]
 
     def _start(self, current: list[Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
         reason = next((r.stop for r in current if r.stop), None)
@@ -274,8 +272,7 @@ class Coordinator:
         if len(current) == self.rules.nodes:
             if any(r.phase == "preparing" for r in current):
                 return self.desired
-            nodes, note = tuple(range(self.rules.nodes)), self._waiting() or None
-            return Desired("run", self.desired.generation + 1, port(), nodes, note)
+            return self._run(range(self.rules.nodes), port, "", 0)
         if now_s > self.rules.join_timeout_s:
             if lost:
                 return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
@@ -322,10 +319,11 @@ class Coordinator:
         is_swap = missing or self.growth.is_begun
         seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if is_swap else 0)
         size = self.rules.size(len(left) + len(seated))
+        nodes = self._ranked([*left, *seated], size)
         if self.growth.is_begun and not missing:
             if is_over:
                 return self._end("stopped", reason or self.rules.limit_reason)
-            return self._grow([*left, *seated][:size], port)
+            return self._grow(nodes, port)
         if self.missed_s is not None and (size or asked) and now_s - self.missed_s < FENCE_S:
             return self.desired
         if asked:
@@ -356,11 +354,11 @@ class Coordinator:
             words = "in two starts no rank has met another, so a further start would not help"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}"})
         self.was_unmet = is_unmet
-        may_restart = bool(seated) or self._restarts_left() > 0
+        may_restart = not set(seated).isdisjoint(nodes) or self._restarts_left() > 0
         if is_fault and not is_config and size and not is_again and may_restart:
             if is_over:
                 return self._end("stopped", reason or self.rules.limit_reason, first)
-            return self._restart(first, [*left, *seated][:size], lost, port)
+            return self._restart(first, nodes, lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
 
     def _spares(self, reports: dict[int, Report], lost: set[int], vacant: int) -> tuple[list[int], list[int]]:
@@ -370,27 +368,28 @@ class Coordinator:
         away = lost | self.gone | self.joined | set(range(self.rules.nodes))
         ready = [r for node, r in sorted(reports.items()) if node not in away and r.phase == "idle" and not r.stop]
         answers = {r.node: r.seat[1] if r.seat and r.seat[0] == self.desired.generation else None for r in ready}
-        seated = [node for node, is_held in answers.items() if is_held][:vacant]
+        seated = [node for node, is_held in answers.items() if is_held][: max(0, vacant)]
         asked = [node for node, is_held in answers.items() if is_held is None]
-        return seated, asked[: vacant - len(seated)]
+        return seated, asked[: max(0, vacant - len(seated))]
 
     def _restart(self, cause: dict[str, Any], nodes: list[int], lost: set[int], port: Callable[[], int]) -> Desired:
-        is_new, going_on = self._seat(nodes), self._going_on(nodes)
+        going_on = self._going_on(nodes)
         if lost & set(self.desired.nodes):
             cause = {**cause, "message": f"{cause['message']}; {going_on}"}
-        self.restarts += 1
-        self.earlier_restarts = self.restarts if is_new else self.earlier_restarts
         self.first_failure_s = self.missed_s = None
         self.gone = (self.gone | lost) - set(nodes)
         self.history.append(cause)
         loss = f"{_named(self.gone)} lost; {going_on}" if self.gone else ""
-        note = "; ".join(filter(None, [loss, self._waiting()])) or None
-        return self._run(nodes, port, note)
+        return self._run(nodes, port, loss, self.desired.restarts + 1)
 
-    def _run(self, nodes: list[int], port: Callable[[], int], note: str | None, grown: int = 0) -> Desired:
-        """Return the start of the next generation; `grown` is 1 if the generation is begun for more nodes."""
-        gone, grown = tuple(sorted(self.gone)), self.desired.grown + grown
-        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone, grown=grown)
+    def _run(self, nodes: Sequence[int], port: Callable[[], int], words: str, restarts: int) -> Desired:
+        """Return the start of the next generation. With a new spare it is a new attempt, with all its restarts."""
+        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
+        self.joined |= new
+        self.swaps += bool(new)
+        note = "; ".join(filter(None, [words, self._waiting()])) or None
+        gone, restarts = tuple(sorted(self.gone)), 0 if new else restarts
+        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone, restarts=restarts)
 
     def _waiting(self) -> str:
         """Return which spares wait, in words; an empty text without a spare that may join."""
@@ -433,7 +432,7 @@ class Coordinator:
         return len(current) == len(self.desired.nodes) and all(r.is_done for r in current)
 
     def _end(self, state: ExitState, reason: str | None, error: dict[str, Any] | None = None) -> Desired:
-        restarts, history = self.restarts + self.desired.grown, tuple(self.history)
+        restarts, history = max(0, self.desired.generation - 1), tuple(self.history)
         verdict = ExitReport(state, "user" if reason == "now" else reason, error, restarts, restarted_after=history)
         return replace(self.desired, want="end", verdict=verdict)
 

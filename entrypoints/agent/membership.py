@@ -262,7 +262,6 @@ class Membership:
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
-        coordinator.restarts = last.generation - 1 - last.grown
         joined_s = {node: self._joined_s[node] for node in self._joined_s if node >= self._spec.job.nodes}
         coordinator.gone, coordinator.joined = set(last.gone), set(joined_s)
         coordinator.swaps = len(set(joined_s.values()))

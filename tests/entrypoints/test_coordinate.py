@@ -434,13 +434,13 @@ def test_job_grows_at_a_save_when_a_node_is_back() -> None:
     assert job.decide().want == "kill"
     job.say(2, phase="exited", code=70)
     desired = job.decide()
-    assert (desired.want, desired.generation, desired.nodes, desired.grown) == ("run", 3, (0, 1, 2), 1)
+    assert (desired.want, desired.generation, desired.nodes, desired.restarts) == ("run", 3, (0, 1, 2), 1)
     assert desired.note == "node 1 has joined; going on with 3 of 3 nodes"
     job.run()
     for node in range(3):
         job.say(node, phase="exited", code=0)
     verdict = job.verdict()
-    assert (verdict.state, verdict.restarts, job.coordinator.restarts) == ("succeeded", 2, 1)
+    assert (verdict.state, verdict.restarts) == ("succeeded", 2)
     assert [cause["kind"] for cause in verdict.restarted_after] == ["lost", "growth"]
 
 
@@ -513,7 +513,7 @@ def test_job_grows_by_a_spare_that_was_not_free_at_the_loss() -> None:
     assert (desired.want, desired.called) == ("kill", (2,))
     job.say(0, phase="exited", code=70)
     desired = job.decide(lost=lost)
-    assert (desired.want, desired.nodes, desired.gone, desired.grown) == ("run", (0, 2), (1,), 1)
+    assert (desired.want, desired.nodes, desired.gone, desired.restarts) == ("run", (0, 2), (1,), 0)
     assert desired.note == "node 2 has joined; going on with 2 of 2 nodes, with spare 2"
     assert job.coordinator.swaps == 1
 
@@ -533,7 +533,7 @@ def test_loss_during_a_growth_is_a_restart_with_the_node_that_is_back() -> None:
     job.say(0, phase="exited", code=70)
     job.decide(lost=lost)
     desired = job.decide(after_s=6, lost=lost)
-    assert (desired.want, desired.nodes, desired.grown) == ("run", (0, 1), 0)
+    assert (desired.want, desired.nodes, desired.restarts) == ("run", (0, 1), 2)
 
 
 def test_new_agent_of_a_node_does_not_hide_the_loss_of_its_ranks() -> None:
@@ -737,6 +737,53 @@ def test_spare_starts_a_new_attempt_with_all_its_restarts() -> None:
         job.say(node, phase="exited", code=70, failures=({**SIGNAL, "rank": 0},))
     job.decide(lost=frozenset({1}))
     assert job.decide(lost=frozenset({1})).generation == 4
+
+
+def test_node_that_is_back_takes_no_place_of_a_spare_that_runs() -> None:
+    """The spare is billed from its start on, and holds its locks until the end. No further spare is called."""
+    job = spared(spares=3, swaps=2, fewest=1, sizes=(1, 2), max_restarts=3)
+    assert call(job, 1, s2=True, s3=False).nodes == (0, 2)
+    job.run()
+    job.say(1, phase="idle", generation=0, life=1)
+    assert save(job).called == ()
+    assert job.decide(after_s=GROW_S).called == ()
+    for node in (0, 2):
+        job.say(node, phase="exited", code=70, failures=({**SIGNAL, "rank": 0},))
+    job.decide()
+    assert (job.decide().generation, job.coordinator.desired.nodes) == (3, (0, 2))
+
+
+def test_job_calls_no_spare_in_place_of_nodes_that_are_back() -> None:
+    """A spare that is called holds its GPUs."""
+    rules = replace(RULES, nodes=3, fewest=1, sizes=(1, 2, 3), max_restarts=3, spares=3, swaps=2)
+    job = Job(rules)
+    job.run()
+    assert call(job, 1, 2, s3=True, s4=False, s5=False).nodes == (0, 3)
+    job.run()
+    for node in (1, 2):
+        job.say(node, phase="idle", generation=0, life=1)
+    assert job.decide(after_s=GROW_S).called == ()
+
+
+def test_leader_stays_the_first_node_when_a_node_of_a_lower_number_joins() -> None:
+    """Rank 0 writes the checkpoints on the leader, whose successor has the copies."""
+    job = away()
+    job.coordinator.desired = replace(job.coordinator.desired, nodes=(2,))
+    job.coordinator.lives = {}
+    lost = frozenset({0})
+    job.say(2, latest="step-1")
+    job.decide(lost=lost)
+    job.say(2, latest="step-2")
+    assert job.decide(lost=lost).want == "kill"
+    job.say(2, phase="exited", code=70)
+    assert job.decide(lost=lost).nodes == (2, 1)
+
+
+def test_spare_that_the_batch_leaves_out_permits_no_further_restart() -> None:
+    """Two nodes and a spare cannot share the batch of four nodes: no attempt begins, so the limit counts."""
+    job = Job(replace(RULES, nodes=4, fewest=2, sizes=(2, 4), max_restarts=0, spares=1, swaps=1))
+    job.run()
+    assert call(job, 2, 3, s4=True).want == "end"
 
 
 def test_killed_rank_calls_no_spare() -> None:

@@ -260,6 +260,17 @@ def test_new_leader_counts_the_attempts_of_the_old_one(start: Start) -> None:
     assert (two.desired.verdict.state, two.desired.verdict.reason) == ("failed", "node_failure")
 
 
+def test_new_leader_has_all_restarts_of_the_spares_attempt(start: Start) -> None:
+    """The spare's attempt has a restart of its own, which the loss of node 0 uses."""
+    zero, one, two, three = nodes = start(3, 1, spares=1, swaps=1)
+    for node in nodes:
+        node.line._coordinator.rules = replace(node.line._coordinator.rules, max_restarts=1)
+    one.vanish()
+    until([zero, two, three], lambda: zero.runs == two.runs == three.runs == (0, 2, 3))
+    zero.vanish()
+    until([two, three], lambda: two.runs == three.runs == (2, 3))
+
+
 def test_leader_alone_with_a_cut_line_does_not_go_on_beside_the_others(start: Start) -> None:
     """Node 0 that has lost the second node and the spare ends; both may go on without it."""
     zero, one, two = start(2, 1, spares=1, swaps=1)
