@@ -15,6 +15,7 @@ from . import transport
 from .coordinate import Desired
 
 KEEP_S = 60.0  # time to copy the kept files at the job's end
+QUIET_S = 2.0  # after a script's last write: then its save is whole, and the ranks may be killed
 NOT_COPIED = f"agent: the kept files were not copied within {KEEP_S:.0f} s"
 
 
@@ -61,8 +62,9 @@ class NodeFiles:
     def latest(self) -> str:
         """Return a mark of the newest complete checkpoint on this node, at most a beat old; empty without any."""
         if time.monotonic() - self._looked_s > transport.BEAT_S:
-            found = newest(self.checkpoints)
-            self._looked_s, self._latest = time.monotonic(), "" if found is None else f"{found[0]} {found[1]}"
+            found, self._looked_s = newest(self.checkpoints), time.monotonic()
+            if found is not None and (self.is_task or time.time() - found[1] >= QUIET_S):
+                self._latest = f"{found[0]} {found[1]}"
         return self._latest
 
     def has_checkpoint(self) -> bool:

@@ -68,6 +68,24 @@ def test_rendezvous_ports_of_two_jobs_differ(make: Make, tmp_path: Path) -> None
         transport.reserved(_spec(tmp_path, ports=(ports[1], ports[1])))
 
 
+@pytest.mark.parametrize("is_task", [False, True])
+def test_growth_waits_for_the_end_of_a_scripts_save(make: Make, monkeypatch: pytest.MonkeyPatch, is_task: bool) -> None:
+    """A script may write several files, or the only file again; a task's checkpoint is whole at its first sight."""
+    agent = make()
+    files, now_s = agent.files, time.time()
+    monkeypatch.setattr(files, "is_task", is_task)
+    monkeypatch.setattr(transport, "BEAT_S", -1.0)
+    files.checkpoints.mkdir()
+    (files.checkpoints / "model.pt").write_bytes(b"weights")
+    os.utime(files.checkpoints / "model.pt", (now_s, now_s))
+    assert bool(files.latest()) == is_task
+    os.utime(files.checkpoints / "model.pt", (now_s - 5, now_s - 5))
+    whole = files.latest()
+    assert whole
+    (files.checkpoints / "optimizer.pt").write_bytes(b"moments")
+    assert (files.latest() != whole) == is_task
+
+
 def test_store_of_torch_listens_on_the_held_port(make: Make, tmp_path: Path) -> None:
     """The agent keeps the port while torchrun uses it, so no other job finds the port."""
     from torch.distributed import TCPStore
