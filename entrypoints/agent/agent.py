@@ -35,6 +35,7 @@ from .ranks import Ranks, failure
 TICK_S = 0.1
 PREPARING = "its packages are being installed"
 SPARE = "waits as a spare"
+FREE = (0, False)  # the seat of a node that holds no locks
 
 
 def supervise(spec: AgentSpec, server: socket.socket | None, stops: list[int]) -> ExitReport:
@@ -71,7 +72,7 @@ class Agent:
             listener = transport.on_free_port(spec, partial(transport.listen, spec.address))
         self.membership = Membership(spec, server, self.ranks.fresh_port, listener)
         self.files = NodeFiles(spec, self.membership.before)
-        self.report = Report(spec.node, life=spec.life)
+        self.report = Report(spec.node, life=spec.life, seat=None if take is None else FREE)
         if spec.succeeds or spec.copies:
             self.report = replace(self.report, address=spec.address, ports=(self.membership.port, self.files.port))
         self.preparation: Preparation | None = None  # the installation for `requirements` and `setup`
@@ -85,7 +86,7 @@ class Agent:
 
     @property
     def _is_spare(self) -> bool:
-        """Whether this node waits as a spare; from its first generation on the node is like any other."""
+        """Whether this node waits as a spare, or is back; from its first generation on the node is like any other."""
         return self.seat.take is not None and not self.report.generation
 
     def count_earlier(self, started_s: float, used_s: float) -> None:
@@ -192,13 +193,14 @@ class Agent:
 
     def _apply(self, desired: Desired) -> None:
         is_member = self.report.node in desired.nodes or not desired.nodes
-        if self._is_spare and self.report.node in desired.called:
+        is_short = desired.want == "kill" or (desired.want == "run" and len(desired.nodes) < self.spec.job.nodes)
+        if self._is_spare and (self.report.node in desired.called or (self.spec.life and is_short)):
             answer = desired.generation, self.seat.hold()
             if self.report.seat != answer:
                 self._set(seat=answer)
         elif self._is_spare and desired.want == "run" and not is_member:
             self.seat.leave()
-            self.report = replace(self.report, seat=None)
+            self.report = replace(self.report, seat=FREE)
         if desired.generation == self.desired.generation and desired.note != self.desired.note:
             self.desired = replace(self.desired, note=desired.note)
             self._write_state()

@@ -32,7 +32,7 @@ class Report(Record):
     `address` and `ports` (membership connection, copies) are for connections from other nodes. `newest`: a script's
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
     of each local rank's GPU (gpumeter.py). `queue`: the host's line while the job waits in a queue (queue_wait.py).
-    `seat`: a spare's answer to a call: the generation of the call, and whether the spare holds its locks.
+    `seat`: of a spare and a node that is back, whether the node holds its locks, and the generation of the answer.
     `life`: the earlier agents of this node (returning.py). `latest`: on the leader of a job that waits for a save in
     order to grow, a mark of the newest complete checkpoint, empty without a checkpoint.
     """
@@ -210,7 +210,7 @@ class Coordinator:
     def _back(self, reports: dict[int, Report], lost: set[int]) -> list[int]:
         """Return the nodes that are ready and have no place in this generation."""
         known = {*range(self.rules.nodes), *self.joined} - lost - set(self.desired.nodes)
-        here = [r for r in reports.values() if r.node in known]
+        here = [r for r in reports.values() if r.node in known and (r.seat is None or r.seat[1])]
         return sorted(r.node for r in here if r.phase == "idle" or (r.phase == "exited" and r.generation))
 
     def _growing(self, reports: dict[int, Report], current: list[Report], lost: set[int], now_s: float) -> Desired:

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 MACHINE = "machine"  # the lock's name on a host without GPUs
-SPARE = "spare-"  # before a job's name: the lock of an agent that waits as a spare, for `cloudtrain hosts` alone
+SPARE = "spare-"  # before a number: the lock of an agent that waits as a spare, for `cloudtrain hosts` alone
 PLACES = ("/run/lock/cloudtrain", "/var/lock/cloudtrain", "/tmp/cloudtrain-locks")
 OPEN_TO_ALL = 0o1777
 
 # `holders` takes each lock for microseconds; a new folder or file gets its mode a moment after its name: so retry.
 TRIES, PAUSE_S = 10, 0.02
 MAX_NOTE = 1 << 16
+TRY_S = 2.0  # between two tries to take the locks of a node that waits
 _ODD_NOTE = (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError)  # notes of different users
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,95}")
@@ -95,25 +96,31 @@ class HeldLocks:
 
 
 class Seat:
-    """The locks of a node, `taken` until its process ends; `take` takes the locks of a spare."""
+    """The locks of a node, `taken` until its process ends; `take` takes the locks of a spare or a node that is back.
+
+    A local job may run without locks: then `take` returns None.
+    """
 
     def __init__(self, taken: HeldLocks | None = None, take: Callable[[], HeldLocks | None] | None = None) -> None:
         self.taken, self.take = taken, take
+        self.is_held = taken is not None
+        self._tried_s = -TRY_S
 
     def hold(self) -> bool:
-        """Take a spare's locks if they are free; return whether the spare holds them."""
-        if self.taken is None and self.take is not None:
+        """Take the locks if they are free, at most once in TRY_S; return whether the node may use its GPUs."""
+        if not self.is_held and self.take is not None and time.monotonic() - self._tried_s >= TRY_S:
+            self._tried_s = time.monotonic()
             try:
-                self.taken = self.take()
+                self.taken, self.is_held = self.take(), True
             except (GpuBusy, Unusable) as error:
-                print(f"the spare is not free: {error}", flush=True)
-        return self.taken is not None
+                print(f"this node is not free: {error}", flush=True)
+        return self.is_held
 
     def leave(self) -> None:
         """Release the locks of a spare that the job does not need."""
         if self.taken is not None:
             self.taken.release()
-        self.taken = None
+        self.taken, self.is_held, self._tried_s = None, False, -TRY_S
 
 
 def folder(wanted: str | None = None, *, make: bool = True) -> Path:

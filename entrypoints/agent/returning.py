@@ -1,13 +1,13 @@
 """A node's return: a process beside the agent starts an agent again that was killed or cut off from the job.
 
 Only in jobs that continue with fewer nodes, for all nodes but node 0 and the spares. While the node is away, no process
-holds its GPUs, and this process asks once a second whether node 0 answers. If node 0 refuses connections, the job is
+holds its GPUs, and this process asks once a second whether node 0 answers. The new agent takes the GPUs while the job
+lacks a node. If node 0 refuses connections, the job is
 over, or another node leads the job: then the node does not return. Neither does a machine that was restarted.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -25,7 +25,6 @@ AWAY_S = 3600.0  # until a node without contact gives up
 LOOK_S, KNOCK_S = 1.0, 2.0
 
 Run = Callable[[AgentSpec, gpulocks.HeldLocks | None], int]
-Take = Callable[[], gpulocks.HeldLocks | None]
 
 
 def may_return(spec: AgentSpec) -> bool:
@@ -33,10 +32,10 @@ def may_return(spec: AgentSpec) -> bool:
     return 0 < spec.node < spec.job.nodes and (spec.job.min_nodes or spec.job.nodes) < spec.job.nodes
 
 
-def stay(first: AgentSpec, run: Run, taken: gpulocks.HeldLocks | None = None, take: Take = lambda: None) -> int:
+def stay(first: AgentSpec, run: Run, taken: gpulocks.HeldLocks | None = None) -> int:
     """Call `run` in a child process, and again after each loss of the node; return the exit code in both processes.
 
-    `run` supervises the node to the agent's end. `taken` are the node's locks, and `take` takes the locks again.
+    `run` supervises the node to the agent's end. `taken` are the node's locks at the first start.
     """
     began_s, spec = time.monotonic(), first
     while True:
@@ -46,15 +45,12 @@ def stay(first: AgentSpec, run: Run, taken: gpulocks.HeldLocks | None = None, ta
             return run(spec, taken)
         if taken is not None:
             taken.hand_over()  # the locks end with the agent
+            taken = None
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         processes.kill_descendants()
         node_folder.sweep(Path(spec.root))  # a container is no descendant
-        until_s, is_back = min(time.monotonic() + AWAY_S, began_s + first.deadline_s), False
-        while not is_back:
-            if not _is_answered(spec, until_s):
-                return EXIT_FAILED if code < 0 else code
-            with contextlib.suppress(gpulocks.GpuBusy, gpulocks.Unusable):
-                taken, is_back = take(), True
+        if not _is_answered(spec, min(time.monotonic() + AWAY_S, began_s + first.deadline_s)):
+            return EXIT_FAILED if code < 0 else code
         (Path(spec.root) / EXIT).unlink(missing_ok=True)
         print(f"node {spec.node} returns", flush=True)
         used_s = time.monotonic() - began_s

@@ -107,9 +107,14 @@ def _take(locks: dict[str, Any] | None, spec: AgentSpec) -> gpulocks.HeldLocks |
     return gpulocks.take(folder, locks["names"], about)
 
 
-def _show(locks: dict[str, Any], spec: AgentSpec) -> gpulocks.HeldLocks:
-    """Take a lock that only shows that the job has a spare on this host."""
-    return gpulocks.take(gpulocks.folder(locks["folder"]), [f"{gpulocks.SPARE}{spec.job.job}"], locks["about"])
+def _show(locks: dict[str, Any]) -> gpulocks.HeldLocks:
+    """Take a free lock of a number, which only shows that the job has a spare on this host."""
+    folder, number = gpulocks.folder(locks["folder"]), 0  # a name per job would leave a file per job on the host
+    while True:
+        try:
+            return gpulocks.take(folder, [f"{gpulocks.SPARE}{number}"], locks["about"])
+        except gpulocks.GpuBusy:
+            number += 1
 
 
 def _fork_agent(
@@ -148,10 +153,10 @@ def _fork_agent(
         if locks is not None and "queue" in locks:
             _run_in_turn(spec, own, umask, locks, announce)
         elif returning.may_return(spec):
-            returning.stay(spec, partial(_run_again, umask, announce), taken, lambda: _take(locks, spec))
+            returning.stay(spec, partial(_run_again, umask, announce, locks), taken)
         else:
             is_spare = locks is not None and "spare" in locks
-            shown = _show(locks, spec) if locks is not None and is_spare else None
+            shown = _show(locks) if locks is not None and is_spare else None
             Agent(spec, own, umask, taken, partial(_take, locks, spec) if is_spare else None).run(announce)
             if shown is not None:
                 shown.release()
@@ -166,11 +171,13 @@ def _fork_agent(
         os._exit(code)
 
 
-def _run_again(umask: int, announce: int, spec: AgentSpec, taken: gpulocks.HeldLocks | None) -> int:
+def _run_again(
+    umask: int, announce: int, locks: dict[str, Any] | None, spec: AgentSpec, taken: gpulocks.HeldLocks | None
+) -> int:
     """Supervise a node that may return, from its first start or from a return on; as the holder of its locks."""
     if taken is not None:
         taken.write_notes()
-    agent = Agent(spec, None, umask, taken)
+    agent = Agent(spec, None, umask, taken, partial(_take, locks, spec) if spec.life else None)
     agent.count_earlier(0.0, spec.used_s)
     agent.run(None if spec.life else announce)
     return 0

@@ -137,6 +137,36 @@ def test_two_losses_in_a_row_are_mended_by_the_agents(cli: Any, hosts: Any, subm
     assert found["spend_usd"] == pytest.approx(2 * ended["held_s"], abs=0.1)
     uses = {(each["host"], each["use"]) for each in cli("hosts", "--json", cwd=where).json["hosts"]}
     assert uses == {(host.name, "free") for host in every}
+    assert {path.name for path in h3.path("/run/lock/cloudtrain").glob("spare-*.lock")} == {"spare-0.lock"}
+
+
+def test_host_that_is_back_is_free_while_a_spare_runs(cli: Any, hosts: Any, submit: Any, project: MakeProject) -> None:
+    """The host takes its locks at the spare's loss, and its place without an attempt of the spares."""
+    h0, h1, h2 = every = hosts(3)
+    text = config("h0, h1, h2", attempts=2).replace("instances: 2", "instances: 2, min_instances: 1")
+    where, job = project(text, script="train.py", text=TRAIN), submit(text)
+    until(lambda: len(steps(h0, job, 0)) > 12, 90)
+    first = json.loads((folder(h1, job) / "state.json").read_text())["pid"]
+    kill_agent(h1, job)
+    until(lambda: steps(h2, job, 1) and json.loads((folder(h1, job) / "state.json").read_text())["pid"] != first, 90)
+    uses = {(each["host"], each["use"]) for each in cli("hosts", "--json", cwd=where).json["hosts"]}
+    assert uses == {("h0", "held"), ("h1", "free"), ("h2", "held")}
+    seen = len(steps(h1, job, 1))
+    kill_agent(h2, job)
+    until(lambda: len(steps(h1, job, 1)) > seen + 2, 90)
+    for host in every:
+        (host.home / "end").touch()
+    assert cli("wait", job).code == 0
+    found = cli("status", job, "--json").json
+    assert (found["state"], found["attempt"], found["restarts"]) == ("succeeded", 1, 2)
+    for host, rank in ((h0, 0), (h1, 1), (h2, 1)):
+        assert all(loss == loss_after(step) for step, loss in steps(host, job, rank))
+    ended = json.loads((folder(h0, job) / "exit.json").read_text())
+    assert ended["held_s"] == pytest.approx(ended["ended_s"] - ended["started_s"], abs=3), "two hosts at any time"
+    assert found["spend_usd"] == pytest.approx(2 * ended["held_s"], abs=0.1)
+    cli.ok("rm", job, "-y", "--everywhere")
+    left = h2.run(["sh", "-c", "ls ~/.cloudtrain/jobs /run/lock/cloudtrain"]).split()
+    assert [name for name in left if job in name] == []
 
 
 def test_job_whose_spare_is_taken_fails_as_without_a_spare(cli: Any, hosts: Any, submit: Any) -> None:

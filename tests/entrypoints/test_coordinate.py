@@ -471,6 +471,17 @@ def test_job_grows_only_by_nodes_that_are_ready(changes: dict[str, Any]) -> None
     assert save(job).want == "run"
 
 
+def test_job_grows_only_by_a_node_that_holds_its_locks() -> None:
+    """Another job may hold the GPUs of a node that is back."""
+    job = away()
+    job.say(1, seat=(2, False))
+    assert save(job).want == "run"
+    job.say(1, seat=(2, True))
+    job.decide()
+    job.say(0, latest="step-3")
+    assert job.decide().want == "kill"
+
+
 def test_job_does_not_grow_at_its_end() -> None:
     """The last save comes with the success of the ranks."""
     job = away()

@@ -395,3 +395,19 @@ def test_closed_folder_of_a_different_user_is_refused(open_folder: Path, hold: H
     _, said = hold(open_folder, GPU, uid=ALICE)
     assert said.startswith("Unusable: ")
     assert str(open_folder) in said
+
+
+def test_seat_tries_again_until_its_locks_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is back waits for a different job, and gives its locks back while the job has enough nodes."""
+    monkeypatch.setattr(gpulocks, "TRY_S", 0.0)
+    other = gpulocks.take(tmp_path, [GPU], {"job": "other"})
+    seat = gpulocks.Seat(None, lambda: gpulocks.take(tmp_path, [GPU], {"job": "mine"}))
+    assert not seat.hold()
+    other.release()
+    assert seat.hold()
+    assert [each["job"] for each in gpulocks.holders(tmp_path)] == ["mine"]
+    seat.leave()
+    assert gpulocks.holders(tmp_path) == []
+    assert seat.hold()
+    seat.leave()
+    assert gpulocks.Seat(None, lambda: None).hold(), "a job on this machine may run without locks"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.entrypoints import atomic_json
-from cloudtrain.entrypoints.agent import gpulocks, returning
+from cloudtrain.entrypoints.agent import returning
 from cloudtrain.entrypoints.contract import AgentSpec, AgentState, ExitReport
 
 LEAVES_EXIT = {"fenced": ExitReport("failed", fenced=True), "ended": ExitReport("succeeded")}
@@ -30,7 +30,7 @@ def lives(leader: socket.socket, tmp_path: Path) -> Callable[..., str]:
 
     head = leader.getsockname()
 
-    def run(*ends: str, generation: int = 1, take: Any = lambda: None, stop: bool = False) -> str:
+    def run(*ends: str, generation: int = 1, stop: bool = False) -> str:
         """`ends`: how each agent ends, by its exit report: fenced, ended, or killed without a report."""
         job = {"nodes": 2, "min_nodes": 1}
         limits = {"limit_reason": "budget", "deadline_s": 60, "max_duration_s": 60, "grace_s": 1, "spec": job}
@@ -50,7 +50,7 @@ def lives(leader: socket.socket, tmp_path: Path) -> Callable[..., str]:
 
         child = os.fork()  # it ends its descendants, and these tests have others
         if child == 0:
-            os._exit(returning.stay(spec, agent, None, take))
+            os._exit(returning.stay(spec, agent))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 75
         return (tmp_path / "lives").read_text()
 
@@ -78,17 +78,3 @@ def test_refused_connection_ends_the_wait(leader: socket.socket, lives: Callable
     """Node 0 has ended, and with it the job."""
     leader.close()
     assert lives("killed") == "0 ;"
-
-
-def test_node_waits_for_its_locks(lives: Callable[..., str], tmp_path: Path) -> None:
-    """Another job may hold the GPUs meanwhile: the node returns when the locks are free."""
-    tries = tmp_path / "tries"
-
-    def take() -> None:
-        with tries.open("a") as file:
-            file.write(".")
-        if tries.stat().st_size < 3:
-            raise gpulocks.GpuBusy("gpu-0", None)
-
-    assert lives("killed", "ended", take=take) == "0 ;1 late;"
-    assert tries.read_text() == "..."
