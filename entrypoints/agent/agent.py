@@ -145,7 +145,8 @@ class Agent:
             return True
         self._apply(desired)
         self._report_gpus(desired)
-        self.report = replace(self.report, latest=self.files.latest() if self.membership.awaits_save else None)
+        may_grow = desired.nodes[:1] == (self.report.node,) and len(desired.nodes) < self.spec.job.nodes
+        self.report = replace(self.report, latest=self.files.latest() if may_grow else None)
         self.membership.listen(TICK_S)
         return False
 

@@ -33,8 +33,8 @@ class Report(Record):
     newest checkpoint on this node, as its path in the checkpoint folder, and its time in unix seconds. `gpus`: figures
     of each local rank's GPU (gpumeter.py). `queue`: the host's line while the job waits in a queue (queue_wait.py).
     `seat`: of a spare and a node that is back, whether the node holds its locks, and the generation of the answer.
-    `life`: the earlier agents of this node (returning.py). `latest`: on the leader of a job that waits for a save in
-    order to grow, a mark of the newest complete checkpoint, empty without a checkpoint.
+    `life`: the earlier agents of this node (returning.py). `latest`: on the leader of a job that lacks a node, a mark
+    of the newest complete checkpoint, empty without a checkpoint.
     """
 
     node: int
@@ -125,7 +125,6 @@ class Growth:
     """The way of a generation to more nodes. `note`: the generation's own, for a node that is lost before it joins."""
 
     note: str | None = None
-    awaits_save: bool = False  # the job grows at the next save
     saved: str | None = None  # the newest checkpoint at the last look
     is_begun: bool = False  # the ranks are killed for a start on more nodes
 
@@ -143,7 +142,6 @@ class Coordinator:
     last_echo: set[tuple[Any, ...]] = field(default_factory=set)
     last_sign: tuple[Any, ...] | None = None
     was_unmet: bool = False  # at the end of the start before: no rank had met another
-    gone: set[int] = field(default_factory=set)  # lost nodes, which the job gave up, until they are back
     missed_s: float | None = None  # since when a node of this generation is lost
     joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
     swaps: int = 0
@@ -227,10 +225,9 @@ class Coordinator:
         coming, most = [*back, *seated], rules.size(len(nodes) + len(back) + len(seated) + len(asked))
         called = (*seated, *asked) if most > len(nodes) else ()
         if rules.size(len(nodes) + len(coming)) <= len(nodes):
-            growth.awaits_save, growth.saved = False, None
+            growth.saved = None
             return replace(self.desired, note=growth.note, called=called)
-        growth.awaits_save = not is_early
-        latest, before = reports[nodes[0]].latest if nodes[0] in reports else None, growth.saved
+        latest, before = None if is_early or nodes[0] not in reports else reports[nodes[0]].latest, growth.saved
         growth.is_begun = None not in (latest, before) and latest != before
         if growth.is_begun:
             return replace(self.desired, want="kill", called=called)
@@ -242,9 +239,8 @@ class Coordinator:
         """Return the start of a generation on more nodes; the start is no restart after a fault."""
         new = set(nodes) - set(self.desired.nodes)
         note = f"{_named(new, 'has', 'have')} joined; {self._going_on(nodes)}"
-        self.gone -= new
         self.history.append({"rank": None, "kind": "growth", "message": note})
-        return self._run(nodes, port, note, self.desired.restarts)
+        return self._run(nodes, port, note, self.desired.restarts, set(self.desired.gone) - new)
 
     def _going_on(self, nodes: Collection[int]) -> str:
         spares = [node for node in nodes if node >= self.rules.nodes]
@@ -272,7 +268,7 @@ class Coordinator:
         if len(current) == self.rules.nodes:
             if any(r.phase == "preparing" for r in current):
                 return self.desired
-            return self._run(range(self.rules.nodes), port, "", 0)
+            return self._run(range(self.rules.nodes), port, "", 0, set())
         if now_s > self.rules.join_timeout_s:
             if lost:
                 return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
@@ -312,7 +308,7 @@ class Coordinator:
         missing = lost & set(self.desired.nodes)
         if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
             return self.desired
-        left = sorted({*range(self.rules.nodes), *self.joined} - lost - self.gone)
+        left = sorted({*range(self.rules.nodes), *self.joined} - lost - {*self.desired.gone})
         if self.growth.is_begun or self._restarts_left() > 1 or not self.rules.size(len(left)):
             left = sorted({*left, *self._back(reports, lost)})
         is_over = reason is not None or now_s >= self.rules.soft_deadline_s  # a job that must stop does not restart
@@ -365,7 +361,7 @@ class Coordinator:
         """Return the spares that hold their locks for so many vacant places, and the spares that must answer a call."""
         if self.swaps >= self.rules.swaps:
             return [], []
-        away = lost | self.gone | self.joined | set(range(self.rules.nodes))
+        away = lost | {*self.desired.gone, *self.joined, *range(self.rules.nodes)}
         ready = [r for node, r in sorted(reports.items()) if node not in away and r.phase == "idle" and not r.stop]
         answers = {r.node: r.seat[1] if r.seat and r.seat[0] == self.desired.generation else None for r in ready}
         seated = [node for node, is_held in answers.items() if is_held][: max(0, vacant)]
@@ -377,25 +373,21 @@ class Coordinator:
         if lost & set(self.desired.nodes):
             cause = {**cause, "message": f"{cause['message']}; {going_on}"}
         self.first_failure_s = self.missed_s = None
-        self.gone = (self.gone | lost) - set(nodes)
+        gone = {*self.desired.gone, *lost} - set(nodes)
         self.history.append(cause)
-        loss = f"{_named(self.gone)} lost; {going_on}" if self.gone else ""
-        return self._run(nodes, port, loss, self.desired.restarts + 1)
+        loss = f"{_named(gone)} lost; {going_on}" if gone else ""
+        return self._run(nodes, port, loss, self.desired.restarts + 1, gone)
 
-    def _run(self, nodes: Sequence[int], port: Callable[[], int], words: str, restarts: int) -> Desired:
+    def _run(self, nodes: Sequence[int], port: Callable[[], int], words: str, restarts: int, gone: set[int]) -> Desired:
         """Return the start of the next generation. With a new spare it is a new attempt, with all its restarts."""
         new = {node for node in nodes if node >= self.rules.nodes} - self.joined
         self.joined |= new
         self.swaps += bool(new)
-        note = "; ".join(filter(None, [words, self._waiting()])) or None
-        gone, restarts = tuple(sorted(self.gone)), 0 if new else restarts
-        return Desired("run", self.desired.generation + 1, port(), tuple(nodes), note, gone=gone, restarts=restarts)
-
-    def _waiting(self) -> str:
-        """Return which spares wait, in words; an empty text without a spare that may join."""
         last = self.rules.nodes + self.rules.spares if self.swaps < self.rules.swaps else 0
-        waiting = set(range(self.rules.nodes, last)) - self.joined - self.gone
-        return f"spare {_numbers(waiting)} waits" if waiting else ""
+        waiting = set(range(self.rules.nodes, last)) - self.joined - gone
+        note = "; ".join(filter(None, [words, f"spare {_numbers(waiting)} waits" if waiting else ""])) or None
+        started = Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
+        return replace(started, gone=tuple(sorted(gone)), restarts=0 if new else restarts)
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
         """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""

@@ -98,11 +98,6 @@ class Membership:
         """The followers' newest reports, on the leader; empty on followers."""
         return dict(self._head.reports) if self._head is not None else {}
 
-    @property
-    def awaits_save(self) -> bool:
-        """Whether the job grows after the next save; on the leader only."""
-        return self._coordinator.growth.awaits_save
-
     def before(self) -> tuple[str, int] | None:
         """Return the leader's address and port of copies, if this node is the first successor."""
         successors = [place[0] for place in self.places if place[0] not in {self._decider, *self._lost_heads}]
@@ -262,9 +257,8 @@ class Membership:
         coordinator = self._coordinator
         coordinator.desired, coordinator.since_s = self._last, self.now_s()
         coordinator.first_failure_s = coordinator.missed_s = coordinator.started_s = self.now_s()
-        joined_s = {node: self._joined_s[node] for node in self._joined_s if node >= self._spec.job.nodes}
-        coordinator.gone, coordinator.joined = set(last.gone), set(joined_s)
-        coordinator.swaps = len(set(joined_s.values()))
+        joined_s = self.joined_s() or {}
+        coordinator.joined, coordinator.swaps = {*map(int, joined_s)}, len({*joined_s.values()})
 
     def _voters(self, desired: Desired) -> set[int]:
         """Return the nodes of which more than half must reach a new leader: the generation's nodes, and the spares."""

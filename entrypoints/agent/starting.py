@@ -27,6 +27,7 @@ from .agent import Agent
 from .queue_wait import REQUEUE, Earlier, QueueWait
 
 MOST_WORDS = 400  # characters
+MOST_SHOWN = 64  # spares of a host
 
 
 def main() -> int:
@@ -59,8 +60,7 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
         if any((Path(spec.root) / STATE).exists() for spec in specs):
             return {"started": False, "why": "already started"}
         try:
-            is_spare = "spare" in (request.get("locks") or {})
-            taken = None if is_spare else _take(request.get("locks"), specs[0])
+            taken = _take(request.get("locks"), specs[0])
         except gpulocks.GpuBusy as error:
             return {"started": False, "why": str(error), "busy": True}
         first = next((spec for spec in specs if spec.node == 0), None)
@@ -90,10 +90,10 @@ def start(request: dict[str, Any]) -> dict[str, Any]:
 def _take(locks: dict[str, Any] | None, spec: AgentSpec) -> gpulocks.HeldLocks | None:
     """Take the locks that the nodes' agents hold until their end. Raises gpulocks.GpuBusy, gpulocks.Unusable.
 
-    The agents of a queued job take the locks at their turn. A different job leaves the locks to the jobs in line; with
-    `may_share` the job starts without locks that are not free.
+    The agents of a queued job take the locks at their turn, and a spare at a call. A different job leaves the locks to
+    the jobs in line; with `may_share` the job starts without locks that are not free.
     """
-    if locks is None or "queue" in locks:
+    if locks is None or "queue" in locks or locks.get("spare"):
         return None
     cap_s = spec.max_duration_s + queue_line.KILL_S
     about = {**locks["about"], "until_s": time.time() + cap_s}
@@ -107,14 +107,12 @@ def _take(locks: dict[str, Any] | None, spec: AgentSpec) -> gpulocks.HeldLocks |
     return gpulocks.take(folder, locks["names"], about)
 
 
-def _show(locks: dict[str, Any]) -> gpulocks.HeldLocks:
-    """Take a free lock of a number, which only shows that the job has a spare on this host."""
-    folder, number = gpulocks.folder(locks["folder"]), 0  # a name per job would leave a file per job on the host
-    while True:
-        try:
-            return gpulocks.take(folder, [f"{gpulocks.SPARE}{number}"], locks["about"])
-        except gpulocks.GpuBusy:
-            number += 1
+def _show(locks: dict[str, Any]) -> None:
+    """Take a lock until the end of this process, which only shows that the job has a spare on this host."""
+    for number in range(MOST_SHOWN):  # a name per job would leave a file per job on the host
+        with contextlib.suppress(gpulocks.GpuBusy):
+            gpulocks.take(gpulocks.folder(locks["folder"]), [f"{gpulocks.SPARE}{number}"], locks["about"])
+            return
 
 
 def _fork_agent(
@@ -152,14 +150,13 @@ def _fork_agent(
         own = server if spec.node == 0 else None
         if locks is not None and "queue" in locks:
             _run_in_turn(spec, own, umask, locks, announce)
+        elif locks is not None and locks.get("spare"):
+            _show(locks)
+            Agent(spec, own, umask, take=partial(_take, {**locks, "spare": False}, spec)).run(announce)
         elif returning.may_return(spec):
             returning.stay(spec, partial(_run_again, umask, announce, locks), taken)
         else:
-            is_spare = locks is not None and "spare" in locks
-            shown = _show(locks) if locks is not None and is_spare else None
-            Agent(spec, own, umask, taken, partial(_take, locks, spec) if is_spare else None).run(announce)
-            if shown is not None:
-                shown.release()
+            Agent(spec, own, umask, taken).run(announce)
         code = 0
     except BaseException as error:
         with contextlib.suppress(OSError):  # after the agent's start the pipe has no reader

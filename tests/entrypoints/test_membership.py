@@ -371,7 +371,7 @@ def test_node_that_returns_is_billed_without_its_absence(start: Start) -> None:
     line = Membership(spec, None, lambda: 0, transport.listen(HOST))
     back = Node(line, Report(2, address=HOST, ports=(line.port, 0), life=1))
     nodes = [zero, one, back]
-    until(nodes, lambda: zero.line.awaits_save)
+    until(nodes, lambda: "ready to join" in (zero.desired.note or ""))
     for name in ("step-1", "step-2"):
         zero.report = replace(zero.report, latest=name)
         zero.turn()
