@@ -121,15 +121,6 @@ class Rules:
 
 
 @dataclass
-class Growth:
-    """The way of a generation to more nodes. `note`: the generation's own, for a node that is lost before it joins."""
-
-    note: str | None = None
-    saved: str | None = None  # the newest checkpoint at the last look
-    is_begun: bool = False  # the ranks are killed for a start on more nodes
-
-
-@dataclass
 class Coordinator:
     """Node 0's memory: the desired state, and its time."""
 
@@ -146,7 +137,8 @@ class Coordinator:
     joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
     swaps: int = 0
     lives: dict[int, int] = field(default_factory=dict)  # of this generation's nodes, as in their reports
-    growth: Growth = field(default_factory=Growth)
+    note: str | None = None  # the generation's own, for a node that is lost before it joins
+    saved: str | None = None  # the newest checkpoint at the last look, if nodes wait for the next one
 
     def decide(
         self, reports: dict[int, Report], lost: set[int], now_s: float, fresh_port: Callable[[], int]
@@ -165,7 +157,7 @@ class Coordinator:
         if self.desired.generation != before.generation:
             self.started_s = now_s
             self.lives = {node: reports[node].life for node in self.desired.nodes if node in reports}
-            self.growth = Growth(self.desired.note)
+            self.note, self.saved = self.desired.note, None
             saved = [each.newest for node, each in reports.items() if node in self.desired.nodes and each.newest]
             resume = max(saved, key=lambda newest: newest[1])[0] if saved else None
             self.desired = replace(self.desired, resume=resume)
@@ -187,8 +179,8 @@ class Coordinator:
         are_done = self._are_done(current)
         if are_done and len(exited) == len(members):
             return self._end("succeeded", None)
-        # A user's stop may reach a spare alone. A spare that is shut down ends alone.
-        told = [r for r in reports.values() if r.node >= self.rules.nodes and r.stop in ("user", "now")]
+        # A user's stop may reach a node alone that waits, as a spare. A node that waits is shut down alone.
+        told = [r for r in reports.values() if r.node not in members and r.stop in ("user", "now")]
         reason = next((r.stop for r in [*current, *told] if r.stop), None)
         if self.desired.want == "kill":
             # A node that does not know this generation has none of its ranks.
@@ -216,7 +208,7 @@ class Coordinator:
 
         The last permitted restart is kept: a node that is lost again must not end a job that could do without the node.
         """
-        nodes, rules, growth = self.desired.nodes, self.rules, self.growth
+        nodes, rules = self.desired.nodes, self.rules
         is_early, is_late = now_s - self.started_s < rules.grow_s, now_s + rules.grow_s > rules.soft_deadline_s
         may_grow = not is_late and self._restarts_left() > 0 and not any(r.is_done for r in current)
         back = self._back(reports, lost) if may_grow else []
@@ -225,13 +217,11 @@ class Coordinator:
         coming, most = [*back, *seated], rules.size(len(nodes) + len(back) + len(seated) + len(asked))
         called = (*seated, *asked) if most > len(nodes) else ()
         if rules.size(len(nodes) + len(coming)) <= len(nodes):
-            growth.saved = None
-            return replace(self.desired, note=growth.note, called=called)
-        latest, before = None if is_early or nodes[0] not in reports else reports[nodes[0]].latest, growth.saved
-        growth.is_begun = None not in (latest, before) and latest != before
-        if growth.is_begun:
+            self.saved = None
+            return replace(self.desired, note=self.note, called=called)
+        before, self.saved = self.saved, None if is_early or nodes[0] not in reports else reports[nodes[0]].latest
+        if None not in (before, self.saved) and before != self.saved:
             return replace(self.desired, want="kill", called=called)
-        growth.saved = latest
         note = f"{_named(coming, 'is', 'are')} ready to join at a save; {self._going_on(nodes)}"
         return replace(self.desired, note=note, called=called)
 
@@ -308,15 +298,16 @@ class Coordinator:
         missing = lost & set(self.desired.nodes)
         if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
             return self.desired
+        is_growth = self.first_failure_s is None
         left = sorted({*range(self.rules.nodes), *self.joined} - lost - {*self.desired.gone})
-        if self.growth.is_begun or self._restarts_left() > 1 or not self.rules.size(len(left)):
+        if is_growth or self._restarts_left() > 1 or not self.rules.size(len(left)):
             left = sorted({*left, *self._back(reports, lost)})
         is_over = reason is not None or now_s >= self.rules.soft_deadline_s  # a job that must stop does not restart
-        is_swap = missing or self.growth.is_begun
+        is_swap = missing or is_growth
         seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if is_swap else 0)
         size = self.rules.size(len(left) + len(seated))
         nodes = self._ranked([*left, *seated], size)
-        if self.growth.is_begun and not missing:
+        if is_growth and not missing:
             if is_over:
                 return self._end("stopped", reason or self.rules.limit_reason)
             return self._grow(nodes, port)

@@ -500,6 +500,15 @@ def test_stop_during_a_growth_ends_the_job() -> None:
     assert job.end() == ("stopped", "user")
 
 
+def test_stop_that_reaches_a_node_that_is_back_alone_stops_the_job() -> None:
+    """The other hosts may be out of the user's reach; a node that is shut down leaves the job."""
+    job = away()
+    job.say(1, stop="preempted")
+    assert job.decide().want == "run"
+    job.say(1, stop="user")
+    assert (job.decide().want, job.coordinator.desired.reason) == ("stop", "user")
+
+
 def test_job_grows_by_a_spare_that_was_not_free_at_the_loss() -> None:
     """The spare is called again later, takes its locks, and joins at a save; a spare without locks does not."""
     job = Job(replace(RULES, fewest=1, sizes=(1, 2), max_restarts=3, spares=1, swaps=1))
