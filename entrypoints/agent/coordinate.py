@@ -137,7 +137,7 @@ class Coordinator:
     joined: set[int] = field(default_factory=set)  # spares that took a lost node's place
     swaps: int = 0
     lives: dict[int, int] = field(default_factory=dict)  # of this generation's nodes, as in their reports
-    note: str | None = None  # the generation's own, for a node that is lost before it joins
+    words: str = ""  # the generation's own note, without the spares that wait
     saved: str | None = None  # the newest checkpoint at the last look, if nodes wait for the next one
 
     def decide(
@@ -157,7 +157,7 @@ class Coordinator:
         if self.desired.generation != before.generation:
             self.started_s = now_s
             self.lives = {node: reports[node].life for node in self.desired.nodes if node in reports}
-            self.note, self.saved = self.desired.note, None
+            self.saved = None
             saved = [each.newest for node, each in reports.items() if node in self.desired.nodes and each.newest]
             resume = max(saved, key=lambda newest: newest[1])[0] if saved else None
             self.desired = replace(self.desired, resume=resume)
@@ -218,7 +218,7 @@ class Coordinator:
         called = (*seated, *asked) if most > len(nodes) else ()
         if rules.size(len(nodes) + len(coming)) <= len(nodes):
             self.saved = None
-            return replace(self.desired, note=self.note, called=called)
+            return replace(self.desired, note=self._with_spares({*self.desired.gone, *lost}), called=called)
         before, self.saved = self.saved, None if is_early or nodes[0] not in reports else reports[nodes[0]].latest
         if None not in (before, self.saved) and before != self.saved:
             return replace(self.desired, want="kill", called=called)
@@ -374,11 +374,15 @@ class Coordinator:
         new = {node for node in nodes if node >= self.rules.nodes} - self.joined
         self.joined |= new
         self.swaps += bool(new)
-        last = self.rules.nodes + self.rules.spares if self.swaps < self.rules.swaps else 0
-        waiting = set(range(self.rules.nodes, last)) - self.joined - gone
-        note = "; ".join(filter(None, [words, f"spare {_numbers(waiting)} waits" if waiting else ""])) or None
-        started = Desired("run", self.desired.generation + 1, port(), tuple(nodes), note)
+        self.words = words
+        started = Desired("run", self.desired.generation + 1, port(), tuple(nodes), self._with_spares(gone))
         return replace(started, gone=tuple(sorted(gone)), restarts=0 if new else restarts)
+
+    def _with_spares(self, away: set[int]) -> str | None:
+        """Return the generation's note, with the spares that wait and may join."""
+        last = self.rules.nodes + self.rules.spares if self.swaps < self.rules.swaps else 0
+        waiting = set(range(self.rules.nodes, last)) - self.joined - away
+        return "; ".join(filter(None, [self.words, f"spare {_numbers(waiting)} waits" if waiting else ""])) or None
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
         """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""

@@ -819,9 +819,15 @@ def test_killed_rank_calls_no_spare() -> None:
 
 
 def test_lost_or_stopping_spare_does_not_matter() -> None:
-    """A spare's loss and its shutdown leave the job; a user's stop that reaches a spare alone stops the job."""
+    """A spare's loss and its shutdown leave the job; a user's stop that reaches a spare alone stops the job.
+
+    The status names the spares that are left.
+    """
     job = spared()
-    assert job.decide(lost=frozenset({2})).want == "run"
+    desired = job.decide(lost=frozenset({2}))
+    assert (desired.want, desired.note) == ("run", None)
+    assert job.decide().note == "spare 2 waits"
+    assert spared(spares=2).decide(lost=frozenset({2})).note == "spare 3 waits"
     job.say(2, stop="preempted")
     assert job.decide().want == "run"
     job.say(2, stop="user")
