@@ -56,7 +56,7 @@ def joined(configs: Sequence[JobConfig], gpus: Sequence[int]) -> Iterator[tuple[
         most = backend.types_at_once(first) if isinstance(backend, backends.ListsTypes) else 1
         for each, count in zip(configs[at + 1 : at + most], gpus[at + 1 : at + most], strict=True):
             name = each.resources.instance_type or types[0]
-            if name in types or count != gpus[at] or _of_type(each, types[0]) != first:
+            if "," in f"{types[0]}{name}" or name in types or count != gpus[at] or _of_type(each, types[0]) != first:
                 break
             types.append(name)
         yield at, first if len(types) == 1 else _of_type(first, ",".join(types))

@@ -102,6 +102,14 @@ def test_capacity_joins_neighbours_that_differ_by_type(prepared: Any) -> None:
     assert len(prepared("{}", SMALL, run=TASK).candidates) == 2
 
 
+def test_capacity_leaves_a_written_list_of_types_alone(prepared: Any) -> None:
+    """A list of types in an entry is one request, as the next entry's machine is, even if the list has that type."""
+    listed = "{resources.instance_type: 'ml.g5.12xlarge,ml.g5.24xlarge'}"
+    machines = ["ml.g5.12xlarge", "ml.g5.12xlarge, ml.g5.24xlarge"]
+    assert [each.plan.machine for each in prepared("{}", listed).candidates] == machines
+    assert [each.plan.machine for each in prepared(listed, "{}").candidates] == machines[::-1]
+
+
 def test_capacity_orders_by_price(tmp_path: Path, prepared: Any) -> None:
     """The lowest worst case comes first, though a budget gives all the same; a candidate has its entry's number."""
     prepared(DEAR, WEST, "{resources.instance_type: ml.g4dn.12xlarge, resources.spot: true}")
