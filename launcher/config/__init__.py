@@ -93,37 +93,50 @@ def _checked(
         faults += more
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
-    tried, more = _candidates(root, path.parent, faults)
+    tried, more = _candidates(root, path.parent, faults, config)
     faults += more
+    if config is not None and config.capacity is not None:
+        config = config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": tuple(tried)})})
     if (
         faults
         and further is not None
         and (sound := config or _sound(*_model_and_data(root), [fault.key for fault in faults])) is not None
     ):
-        others = further(sound.model_copy(update={"capacity": None}) if more else sound, path)
+        is_unread = config is None and any(fault.key.startswith("capacity") for fault in faults)
+        others = further(sound.model_copy(update={"capacity": None}) if is_unread else sound, path)
         faults += [_placed(fault, root, ()) for fault in others if not _follows(fault, faults, root)]
     if config is None or faults:
         raise ConfigError(sorted(faults, key=lambda fault: _order(fault, os.fspath(path))))
     data = _model_and_data(root)[1]
     options = ((f"{key}.{name}", data[key][name]) for key, name, _ in _options(root))
     config._left_out = tuple(name for name, value in options if value is None or value is False)
-    if config.capacity is not None:
-        config = config.model_copy(update={"capacity": config.capacity.model_copy(update={"try": tuple(tried)})})
     return accelerate.applied(config, path.parent)
 
 
-def _candidates(root: YamlNode, folder: Path, before: Sequence[Fault]) -> tuple[list[dict[str, Any]], list[Fault]]:
-    """Return the completed entries of `capacity.try`, and the faults that the file under each has in addition."""
+def _candidates(
+    root: YamlNode, folder: Path, before: Sequence[Fault], file: JobConfig | None
+) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """Return the completed entries of `capacity.try`, and the faults that the file under each has in addition.
+
+    A faulty entry is completed with the values of the file.
+    """
     known, found, faults = {(fault.message, fault.key) for fault in before}, [], list[Fault]()
+    as_written = {} if file is None else accelerate.applied(file, folder).model_dump(mode="json", exclude_defaults=True)
+    wrong = [f"{each.key.replace('[', '.').replace(']', '')}." for each in before]
+    seen = dict[str, int]()
     for index, entry in enumerate(entries.of_tree(root)):
-        tree = root
+        tree = YamlNode({key: each for key, each in root.value.items() if key != "capacity"}, root.place)
         for key, member in entry.items():
             tree = _grafted(tree, (), tuple(key.split(".")), member.node, member.place)
         config, more = _validated(tree)
         new = [each for each in (*more, *rules.faults_of(tree)) if (each.message, each.key) not in known]
+        data = as_written
+        if config is not None and not new:
+            data = accelerate.applied(config, folder).model_dump(mode="json", exclude_defaults=True)
+            if not any(each.startswith(f"capacity.try.{index}.") for each in wrong):
+                new = [*entries.repeated(index, data, seen)]
         faults += [_placed(entries.named(fault, index, entry), root, ()) for fault in new]
-        data = None if config is None or new else accelerate.applied(config, folder)
-        found.append({} if data is None else data.model_dump(mode="json", exclude_defaults=True))
+        found.append(data)
     return entries.completed(root, found), faults
 
 

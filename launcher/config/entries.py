@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ..backend_table import DEFAULT
 from ..errors import Fault
 from . import fields, schema
 from .yamlfile import MappingEntry, YamlNode, given
@@ -38,13 +40,25 @@ def name_of(index: int) -> str:
 def named(fault: Fault, index: int, changed: Iterable[str]) -> Fault:
     """Return the fault of a candidate at the key that the entry changes, or for another key at the entry."""
     name, message, hint = name_of(index), fault.message, fault.hint
-    if any(f"{fault.key}.".startswith(f"{key}.") for key in changed):
+    if is_own := any(f"{fault.key}.".startswith(f"{key}.") for key in changed):
         name = f"{name}.{fault.key}"
     elif fault.key:
         message += f" ({fault.key})"
     if "exclude each other" in message:
-        hint += "; `KEY: null` in the entry takes the file's away"
+        hint += f"; `{'KEY' if is_own else fault.key}: null` in the entry takes the file's away"
     return replace(fault, message=message, key=name, place=None, hint=hint, also=())
+
+
+def repeated(index: int, data: Mapping[str, Any], seen: dict[str, int]) -> Iterator[Fault]:
+    """Yield a fault if an earlier candidate has the same data, apart from the blocks of other backends.
+
+    `seen`: the number of the first candidate with each data, to which this candidate is added.
+    """
+    own = data.get("backend", DEFAULT)
+    counting = {key: value for key, value in data.items() if key == own or not schema.blocks_of([key])}
+    if (first := seen.setdefault(json.dumps(counting, sort_keys=True), index)) != index:
+        hint = "remove the entry, or change a key that counts on this backend; each round asks all candidates again"
+        yield Fault(f"the same candidate as {name_of(first)}", hint=hint)
 
 
 def completed(root: YamlNode, candidates: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

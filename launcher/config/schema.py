@@ -127,7 +127,10 @@ class Limits(Section):
         "12h",
     )
     max_wait: Duration | None = key(
-        None, "Longest it may wait for machines, in a queue too. Default: the backend's; in a queue no limit.", "2h"
+        None,
+        "Longest it may wait for machines, in a queue too. Default: the backend's; in a queue no limit.",
+        "2h",
+        gt=0,
     )
 
 
@@ -231,7 +234,9 @@ class FailOverLimits(Section):
     """When the search for machines ends: at one of both limits."""
 
     rounds: int | None = key(None, "Rounds over all candidates. Default: 3, without `until`.", 3, ge=1, le=1000)
-    until: Duration | None = key(None, "Time after the submit, or after a resume; no candidate is sent later.", "12h")
+    until: Duration | None = key(
+        None, "Time after the submit, or after a resume; no candidate is sent later.", "12h", gt=0
+    )
 
 
 _TRY = key(
@@ -251,7 +256,10 @@ class FailOver(create_model("Tried", __base__=Section, **_TRIED)):  # type: igno
         "given", "Order of the candidates: as in `try`, or the lowest worst case first.", "price"
     )
     wait: Duration | None = key(
-        None, "Longest that one candidate may wait for machines. Default: as long as the platform lets it wait.", "30m"
+        None,
+        "Longest that one candidate may wait for machines. Default: as long as the platform lets it wait.",
+        "30m",
+        gt=0,
     )
     limits: FailOverLimits = key(
         FailOverLimits.model_construct(), "When the search ends: exit 5, or in line with `queue.wait`.", {"rounds": 3}

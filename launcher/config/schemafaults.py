@@ -78,7 +78,7 @@ def found(node: YamlNode | None) -> str:
     if isinstance(node.value, dict):
         return "a mapping"
     if isinstance(node.value, tuple):
-        return "a list"
+        return "a list" if node.value else "an empty list"
     shown = named(node).replace("\n", "\\n")
     if isinstance(node.value, bool):
         return f"`{shown.lower()}`"
@@ -162,7 +162,7 @@ def _hint(kind: str, ctx: dict[str, Any], node: YamlNode | None, path: KeyPath) 
     if kind == "tuple_type" and node is not None and isinstance(node.value, str | int | float):
         sign = "%" if path[-1:] == ("alert_at",) and isinstance(node.value, int) else ""
         return f"write `[{named(node)}{sign}]`"
-    if kind in {"tuple_type", "dict_type", "model_type"}:
+    if kind in {"tuple_type", "dict_type", "model_type", "too_short"}:
         return _shape_hint(node, path)
     if tuple(path) == ("sweep", "metric"):
         return "the metric with its direction is `training.monitor: {metric: accuracy, mode: max}`"

@@ -9,6 +9,7 @@ import pytest
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import ConfigError, Fault
 from cloudtrain.launcher.planning.candidates import candidates
+from cloudtrain.launcher.planning.prepare import refused
 
 FILE = """name: digits
 backend: sagemaker
@@ -85,7 +86,7 @@ def test_capacity_fault_names_the_entry_and_its_key(tmp_path: Path) -> None:
         ("capacity.try[2]", 12),
     ]
     assert found[0].hint == "did you mean `region`?"
-    assert found[2].hint.endswith("`KEY: null` in the entry takes the file's away")
+    assert found[2].hint.endswith("`resources.instance_type: null` in the entry takes the file's away")
 
 
 @pytest.mark.parametrize("key", ["name", "training.max_steps", "code.dir", "budget.limit", "capacity.wait"])
@@ -108,3 +109,42 @@ def test_capacity_entry_names_keys_and_no_section(tmp_path: Path) -> None:
     """A whole section would replace the file's other keys of it."""
     fault = faults(tmp_path, "  - {resources: {spot: true}}\n")[0]
     assert (fault.message, fault.key) == ("`resources` is a section", "capacity.try[0].resources")
+
+
+@pytest.mark.parametrize("entry", ["{secrets: {A: env:B}}", "{secrets.A: env:B}", "{1: 3m}"])
+def test_capacity_key_of_a_wrong_form_is_a_fault_alone(tmp_path: Path, entry: str) -> None:
+    """The checks of the backend and the code folder, which follow, ask no candidate with the wrong key."""
+    (tmp_path / "train.py").write_text("print(1)\n")
+    file = tmp_path / "cloudtrain.yaml"
+    file.write_text(f"{FILE}  - {{}}\n  - {entry}\n  - {{sagemaker.region: us-west-2, sagemaker.role: null}}\n")
+    with pytest.raises(ConfigError) as caught:
+        configs.load(file, further=refused)
+    messages = {fault.key: fault.message for fault in caught.value.faults}
+    (wrong,) = (message for key, message in messages.items() if key.startswith("capacity.try[1]"))
+    assert wrong.endswith("cannot differ between candidates")
+    assert messages["capacity.try[2].sagemaker.role"] == "no execution role for the job"
+
+
+@pytest.mark.parametrize("entry", ["{}", "{sagemaker.region: eu-west-1}", "{slurm.partition: gpu}"])
+def test_capacity_names_no_candidate_twice(tmp_path: Path, entry: str) -> None:
+    """A place without machines is not asked again in the same round; a block of another backend changes nothing."""
+    (fault,) = faults(tmp_path, f"  - {{}}\n  - {{resources.spot: true}}\n  - {entry}\n")
+    assert (fault.message, fault.key) == ("the same candidate as capacity.try[0]", "capacity.try[2]")
+
+
+@pytest.mark.parametrize("key", ["capacity.wait", "capacity.limits.until", "limits.max_wait"])
+def test_capacity_wait_of_no_time_is_refused(tmp_path: Path, key: str) -> None:
+    """A wait of 0 s would end each try before the platform's answer."""
+    load(tmp_path, "  - {}\n")
+    with pytest.raises(ConfigError, match="expected more than 0"):
+        configs.load(tmp_path / "cloudtrain.yaml", overrides=[f"{key}=0"])
+
+
+def test_capacity_without_an_entry_shows_the_form(tmp_path: Path) -> None:
+    """The hint has an example of the list."""
+    load(tmp_path, "  - {}\n")
+    with pytest.raises(ConfigError) as caught:
+        configs.load(tmp_path / "cloudtrain.yaml", overrides=["capacity.try=[]"])
+    (fault,) = caught.value.faults
+    assert fault.message.endswith("found an empty list")
+    assert fault.hint.startswith("as in `try: [{}, ")
