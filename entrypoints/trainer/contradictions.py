@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cache
 from typing import Any
 
 from .optimizer_facts import BY_LAYER, OPTIMIZERS, heeded_by
@@ -224,6 +225,7 @@ def _at(given: Given, key: str) -> Any:
     return value
 
 
+@cache
 def _default(key: str) -> Any:
     value: Any = TrainingSettings(1)
     for name in key.split("."):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import re
 import warnings
@@ -150,6 +151,7 @@ def _script(config: JobConfig, script: str, text: str, *, several: bool) -> Iter
         yield f"{script} does not name torch.distributed: each rank would train alone, on all of the data"
 
 
+@functools.lru_cache(maxsize=32)  # the candidates of a job have the same script
 def _names(text: str, backend: str) -> dict[str, str]:
     """Return the platform's names that strings of the text begin with, each with what stands for the name."""
     found: dict[str, str] = {}

@@ -5,6 +5,7 @@ For messages, `--set`, `cloudtrain explain` and the JSON schema. The keys themse
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, get_args, get_origin
 
@@ -19,8 +20,7 @@ TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field with a mapping of keys or a list of mappings; else None."""
-    parts = (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section))
-    return next(parts, None)
+    return _section(field.annotation)
 
 
 def sections(whole: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -86,6 +86,12 @@ def every_key(whole: type[BaseModel], above: str = "") -> Iterator[str]:
 def keys_named(name: str) -> list[str]:
     """Return the dotted path of every key with the name: `training.optimizer.lr` for `lr`."""
     return [key for key in every_key(model()) if key.rpartition(".")[2] == name]
+
+
+@functools.cache
+def _section(annotation: Any) -> type[BaseModel] | None:
+    parts = (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, Section))
+    return next(parts, None)
 
 
 def _parts(annotation: Any) -> Iterator[Any]:

@@ -439,7 +439,7 @@ class JobConfig(Section):
 
     def block(self, kind: type[B]) -> B:
         """Return the backend's block of this kind, or a block of defaults."""
-        return next((value for _, value in self if isinstance(value, kind)), None) or kind()
+        return next((value for value in reversed(vars(self).values()) if isinstance(value, kind)), None) or kind()
 
 
 def backend_in(value: Any) -> str:

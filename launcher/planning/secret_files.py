@@ -7,6 +7,7 @@ detect-secrets 1.5 knows no file names and read 0.2 MB a second of trl's code, g
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from ..errors import Fault, Place
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
-    from ..config.yamlfile import KeyPath
+    from ..config.yamlfile import KeyPath, YamlNode
 
 # Most bytes searched of a file, and of a folder, smallest files first. The bounds count bytes, not seconds: two submits
 # of one folder end alike. 16 MB take 0.3 s of processor time; gzip takes 0.8 s for the same bytes.
@@ -186,7 +187,7 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
 
     root = None
     with suppress(OSError, UnicodeDecodeError):
-        root = yamlfile.parse(foreign.read(file).decode("utf-8-sig"), os.fspath(file), os.environ).root
+        root = _tree(foreign.read(file).decode("utf-8-sig"), os.fspath(file), frozenset(os.environ.items()))
     for key, values in config.model_dump(mode="json", exclude_defaults=True, exclude={"notify", "secrets"}).items():
         # The config holds arguments as a list, the file perhaps as a mapping or text: find an argument by its text.
         by_text = key in ("args", "resume_args")
@@ -204,6 +205,13 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
                 what = f"holds {kind}, and is" if kind else "looks secret, and is"
                 reads = _READERS.get(key, _BY_ROLE)
                 yield f"{where} {what} sent and stored in clear: write `secrets: [{name}]` and export {name}{reads}"
+
+
+@functools.lru_cache(maxsize=1)  # the candidates of a job have the same file
+def _tree(text: str, name: str, environ: frozenset[tuple[str, str]]) -> YamlNode | None:
+    from ..config import yamlfile
+
+    return yamlfile.parse(text, name, dict(environ)).root
 
 
 def _name(path: KeyPath, value: str, values: Any) -> str:
