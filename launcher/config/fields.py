@@ -20,7 +20,8 @@ TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field with a mapping of keys or a list of mappings; else None."""
-    return _section(field.annotation)
+    annotation: Any = field.annotation
+    return _section(annotation)
 
 
 def sections(whole: type[BaseModel]) -> Iterator[type[BaseModel]]:
