@@ -253,7 +253,7 @@ def _without_type(registry: Registry, attempt: Attempt, why: str) -> bool:
 
 def _in_line(why: str, places: Sequence[Sequence[Any]], found: NextTry) -> State:
     name = tries.name_of(places[found.position])
-    words = f"{why}; next: {name}"
+    words = f"{why.rstrip('.')}; next: {name}"
     due = "" if found.due_s <= time.time() else f" at {moment(found.due_s)} UTC"
     queue = {"reason": f"{words}{due}", "start_s": found.due_s, "next": name}
     return State("pending", detail=f"{words}{due}", queue=queue)

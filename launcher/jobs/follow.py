@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import queue
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
@@ -17,7 +18,7 @@ from ..logs.stream import LogStream
 from ..logs.view import View
 from ..notices.notifier import Notifier
 from ..store.registry import Registry
-from ..text.tables import labelled
+from ..text.tables import labelled, width
 from ..text.terminal import aside, say, say_each
 from . import queue as line
 from . import retry, stopping, watch
@@ -68,7 +69,8 @@ def follow(registry: Registry, job: Job, view: View, *, tail: int | None = None)
     finally:
         printer.clear()
     shown = read_view(registry, job)
-    say_each(as_lines(shown, lacking=lacking_budgets(registry.database, shown)))
+    lacking = lacking_budgets(registry.database, shown)
+    say_each(as_lines(shown, size=(width(sys.stderr), None), lacking=lacking))
     notifier.close()
     return exit_code(job.attempt.state)
 

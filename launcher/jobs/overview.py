@@ -57,7 +57,7 @@ def as_lines(
     """Return a screen about the job.
 
     `before`: the last lines of the failing rank. `size`: columns and rows of the terminal; lines are broken at words,
-    and a long failure is cut to fit. `lacking`: the budgets that would refuse the resume.
+    and a long failure is cut to fit the rows. `lacking`: the budgets that would refuse the resume.
     `tests`: the tests of the job's weights; `trials`: those of a sweep.
     """
     columns, rows = size
@@ -68,7 +68,9 @@ def as_lines(
     tail = [*try_lines(view, columns), *_attempt_lines(view, columns), *labelled([*_next(view), *_below("", lacking)])]
     lines: list[str] = []
     for frames, line_count in _MOST:
-        lines = wrapped([*head, *labelled(_failure(view, before[-line_count:], frames, columns)), *tail], columns)
+        lines = wrapped(
+            [*head, *labelled(_failure(view, before[-line_count:], frames, columns if rows else None)), *tail], columns
+        )
         if rows is None or len(lines) < rows:
             break
     return lines
@@ -274,7 +276,7 @@ def try_lines(view: JobView, columns: int | None) -> list[str]:
     if not rows:
         return []
     room = None if columns is None else columns - len(INDENT)
-    lines = table(tries.HEAD, rows[-tries.MOST :], drop=("ROUND",), shorten={"RESULT": 11}, columns=room)
+    lines = table(tries.HEAD, rows[-tries.MOST :], drop=("ROUND",), shorten={"PLACE": 20}, below="RESULT", columns=room)
     earlier = [f"{INDENT}and {len(rows) - tries.MOST} before"] * (len(rows) > tries.MOST)
     return [*(f"{INDENT}{line}" for line in lines), *earlier]
 

@@ -94,6 +94,21 @@ def test_each_screen_has_the_table_of_tries(registry: Registry, moved: Job) -> N
         assert each.result in plain(parts["tries"])
 
 
+def test_narrow_screen_has_the_whole_result_under_each_try(registry: Registry, moved: Job) -> None:
+    """80 columns hold the place and the time; the platform's answer is the reason to look, and is never cut."""
+    lines = overview.as_lines(read_view(registry, moved), size=(80, None))
+    assert max(map(len, lines)) <= 80
+    (row,) = (at for at, line in enumerate(lines) if "us-east-1 ml.p5.48xlarge spot" in line)
+    assert lines[row + 1].strip() == f"no machines: {EMPTY}"
+
+
+def test_message_of_a_move_has_one_end(registry: Registry, moved: Job) -> None:
+    """The platform's answer may end with a full stop; the words on the next candidate go on after it."""
+    job = registry.find("job")
+    failover.refused(registry, job, job.attempt, failover.CapacityError("The limit is 0."))
+    assert "The limit is 0; next: " in str(registry.find("job").attempt.state.queue)
+
+
 def test_next_try_is_named_in_list_status_and_watch(registry: Registry, moved: Job) -> None:
     """A job in line for its next candidate names the candidate and the time of the try."""
     words = "candidate 2 (us-west-2, ml.p5.48xlarge), next try 00:53 UTC"
