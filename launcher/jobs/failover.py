@@ -36,7 +36,8 @@ JITTER = 0.2  # of a pause, up and down: jobs of one submit must not ask togethe
 # A place is left out without quota, and without machines, where the time doubles with each try in a row.
 QUOTA_S, NO_MACHINES_S, MOST_BLOCK_S = 3600.0, 600.0, 7200.0
 _MOST_TRIES, _OF_A_TRY = 100, ("gave_up_s", "before", "tries", "try")  # refused tries that a row keeps; its own keys
-_ACCOUNT = ("account", "project", "subscription", "workspace", "profile")  # keys of the backends' blocks
+# Keys of the backends' blocks.
+_ACCOUNT = ("account", "project", "subscription", "workspace", "profile", "login", "hosts")
 _POOL = ("compute", "partition", "persistent_resource", "reservation", "training_plan", "scheduling")
 
 
@@ -271,11 +272,15 @@ def _limits(job: Job, attempt: Attempt) -> tuple[int | None, float | None]:
 
 
 def _place(prepared: Prepared) -> list[Any]:
-    """Return backend, account, region, machine, and whether on spot: what has machines or not, for all jobs."""
+    """Return backend, account, region, machine, and whether on spot: what has machines or not, for all jobs.
+
+    The account has the number of machines: two may be free where four are not.
+    """
     config, backend = prepared.config, prepared.backend
     block = getattr(config, config.backend, None)
     set_to = [[str(getattr(block, key)) for key in keys if getattr(block, key, None)] for keys in (_ACCOUNT, _POOL)]
     account, pool = map(" ".join, set_to)
+    account = f"{account} {prepared.plan.instances}".strip()
     region = (backend.price_region(config) if isinstance(backend, backends.Priced) else None) or ""
     machine = config.resources.instance_type or config.resources.accelerators or prepared.plan.machine
     return [config.backend, account, region, f"{machine} {pool}".strip(), config.resources.spot]

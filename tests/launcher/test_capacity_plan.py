@@ -9,9 +9,11 @@ import pytest
 
 from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.errors import BudgetError, ConfigError, Fault
+from cloudtrain.launcher.jobs import failover
 from cloudtrain.launcher.jobs.reserve import amount_of
 from cloudtrain.launcher.planning.candidates import candidates
 from cloudtrain.launcher.planning.prepare import Prepared, prepare, require_a_plan
+from cloudtrain.launcher.store.registry import Registry
 
 SCRIPT = "script: train.py\n"
 TASK = "task: task.py\ntraining: {global_batch_size: 64}\n"
@@ -187,3 +189,14 @@ def test_capacity_stands_side_by_side_in_the_plan(cli: Any, tmp_path: Path, prep
     dry = cli("submit", "--dry-run", "--json", "-o", "out", cwd=tmp_path).json
     assert [each["request"]["TrainingJobName"] for each in dry["candidates"]] == ["digits-00000-1"] * 3
     assert (tmp_path / "out/candidate-2/create-training-job.json").exists()
+
+
+SSH = "{backend: ssh, resources.instance_type: null, 'ssh.python': /usr/bin/python3, ssh.hosts: [%s]}"
+SLURM = "{backend: slurm, resources.instance_type: null, slurm.python: /usr/bin/python3, slurm.login: %s}"
+
+
+def test_capacity_place_of_other_or_fewer_machines_is_another_place(registry: Registry, prepared: Any) -> None:
+    """A refusal for 2 machines blocks no candidate with 1, and busy hosts block no other hosts or clusters."""
+    entries = ("{}", "{resources.instances: 1}", SSH % "a, b", SSH % "c, d", SLURM % "x", SLURM % "y")
+    _, course, _ = failover.begin(registry, prepared(*entries, run=TASK))
+    assert len({tuple(place[1:]) for place in course["places"]}) == len(entries)
