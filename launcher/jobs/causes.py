@@ -54,8 +54,8 @@ CAUSES = (
     Cause(
         r"Unable to provision requested ML compute capacity|\bAllocationFailed\b|machines within limits\.max_wait",
         "no such machines are free there",
-        "name other machines or regions under capacity.try, take fewer machines or a longer limits.max_wait, or try "
-        "again later",
+        "take fewer or other machines, another region or a longer limits.max_wait, name several places under "
+        "capacity.try, or try again later",
     ),
     Cause(
         r"No space left on device|Disk quota exceeded|Errno 28|the disk of \S+ is full",

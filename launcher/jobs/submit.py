@@ -299,7 +299,8 @@ def _send(
             _close(registry, attempt, error, is_known=shipment.sending.may_exist)
             if isinstance(error, CapacityError):
                 line = "--queue" if attempt.number == 1 else "--set queue.wait=true"
-                error.hint = "; ".join(filter(None, [f"wait in line: {line}", error.hint]))
+                others = "" if job.asked.capacity else "or name other places under `capacity.try`"
+                error.hint = "; ".join(filter(None, [f"wait in line: {line}", error.hint, others]))
             if isinstance(error, UnreachableError):
                 error.message += f"; {NOTHING}"
             raise

@@ -51,6 +51,7 @@ def test_refusal_at_the_create_has_exit_code_5(cli: Any, folder: Path, cloud: An
     cloud.capacity(has)
     done = cli("submit", "-d", "-y", "--name", "one", cwd=folder)
     assert (done.code, "hint: wait in line: --queue" in done.stderr) == (5, True), done.stderr
+    assert "or name other places under `capacity.try`" in done.stderr
     assert cli("list", "--json").json["jobs"] == []
 
 
