@@ -22,7 +22,7 @@ from ..store.registry import submitter_lives
 from ..text import charts
 from ..text.tables import INDENT, LABEL, labelled, table, wrapped
 from ..text.terminal import when
-from ..text.units import clock, percent, quantity, step_time
+from ..text.units import clock, parse_duration, percent, quantity, step_time
 from ..text.units import size as bytes_of
 from ..text.visible import shown
 from .view import JobView, failure_lines, in_line, outcome, saved_step, with_reason
@@ -124,12 +124,15 @@ def _pending(view: JobView) -> Rows:
         if not submitter_lives(attempt):
             return [("waiting", f"{waited}: {job.backend} has not said yet whether it was sent, as {attempt.name}")]
         return [("waiting", f"{waited}, to be sent by process {who.get('pid')} on {who.get('host')}")]
-    most = None if again_s else job.asked.max_wait
+    waits = [job.asked.max_wait]
+    if attempt.phase == "sent" and "places" in attempt.submitter:
+        waits.append(job.asked.capacity.get("wait"))
+    shortest = None if again_s else min(filter(None, waits), key=parse_duration, default=None)
     detail = f": {attempt.state.detail}" if attempt.state.detail else " for its machines to start"
     queue = attempt.state.queue or {}
     if (start_s := queue.get("start_s")) and "next" not in queue:
         detail += f"; starts by {clock(start_s, view.now_s)}"
-    return [("waiting", f"{waited}{detail}{f'; given up after {most}' if most else ''}")]
+    return [("waiting", f"{waited}{detail}{f'; given up after {shortest}' if shortest else ''}")]
 
 
 def _progress(view: JobView) -> Rows:

@@ -114,7 +114,8 @@ def _other_ranks(config: JobConfig, found: Sequence[Plan]) -> Iterator[Fault]:
             what = "the trials at once" if has_trials else "the batch of a script"
             message = f"{each.ranks} ranks in place of the first candidate's {first.ranks} change {what}"
             hint = f"take {counted(first.instances, 'machine')} with {counted(first.devices_per_node, 'GPU')}"
-            hint += "; a `task` has a fixed `training.global_batch_size`, and may change its ranks"
+            if not has_trials:
+                hint += "; a `task` has a fixed `training.global_batch_size`, and may change its ranks"
             yield Fault(message, name_of(index), hint=hint)
 
 

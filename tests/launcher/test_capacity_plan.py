@@ -154,6 +154,7 @@ def test_capacity_keeps_the_trials_of_a_sweep(prepared: Any) -> None:
     assert len(prepared("{}", WEST, run=run, more=sweep).candidates) == 2
     [fault] = faults(prepared, "{}", SMALL, run=run, more=sweep)
     assert fault.message.endswith("change the trials at once")
+    assert fault.hint == "take 2 machines with 4 GPUs"  # the job is a task
 
 
 def test_capacity_reports_the_faults_of_all_candidates_at_once(tmp_path: Path, prepared: Any) -> None:

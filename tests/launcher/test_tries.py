@@ -12,7 +12,7 @@ import pytest
 
 from cloudtrain.launcher.job import Job, State, no_machines
 from cloudtrain.launcher.jobs import failover, listing, overview
-from cloudtrain.launcher.jobs.view import JobView, read_view
+from cloudtrain.launcher.jobs.view import JobView, read_view, view_of
 from cloudtrain.launcher.live import jobview
 from cloudtrain.launcher.live.model import TailShot, WatchedJob
 from cloudtrain.launcher.live.view_state import ViewState
@@ -100,6 +100,15 @@ def test_narrow_screen_has_the_whole_result_under_each_try(registry: Registry, m
     assert max(map(len, lines)) <= 80
     (row,) = (at for at, line in enumerate(lines) if "us-east-1 ml.p5.48xlarge spot" in line)
     assert lines[row + 1].strip() == f"no machines: {EMPTY}"
+
+
+@pytest.mark.parametrize(("wait", "shortest"), [("20m", "20m"), ("3h", "2h")])
+def test_wait_of_a_candidate_ends_at_the_shorter_limit(wait: str, shortest: str) -> None:
+    """`status` names the limit that is reached first, of the candidate's wait and the job's."""
+    config = {"limits": {"max_wait": "2h"}, "capacity": {"try": [{}], "wait": wait}}
+    job = make_job("job", phase="sent", config=config, state=State("pending"), submitter={**COURSE, "candidate": 0})
+    (line,) = (line for line in overview.as_lines(view_of(job, [job.attempt])) if line.startswith("  waiting"))
+    assert line.endswith(f"given up after {shortest}")
 
 
 def test_message_of_a_move_has_one_end(registry: Registry, moved: Job) -> None:
