@@ -50,10 +50,7 @@ def named(fault: Fault, index: int, changed: Iterable[str]) -> Fault:
 
 
 def repeated(index: int, data: Mapping[str, Any], seen: dict[str, int]) -> Iterator[Fault]:
-    """Yield a fault if an earlier candidate has the same data, apart from the blocks of other backends.
-
-    `seen`: the number of the first candidate with each data, to which this candidate is added.
-    """
+    """Yield a fault for data in `seen`, apart from other backends' blocks; else add the data and the number."""
     own = data.get("backend", DEFAULT)
     counting = {key: value for key, value in data.items() if key == own or not schema.blocks_of([key])}
     if (first := seen.setdefault(json.dumps(counting, sort_keys=True), index)) != index:

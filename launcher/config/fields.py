@@ -6,7 +6,7 @@ For messages, `--set`, `cloudtrain explain` and the JSON schema. The keys themse
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -20,8 +20,8 @@ TYPO = 0.85  # from this ratio of difflib's, a misspelt top-level key wins over 
 
 def section(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field with a mapping of keys or a list of mappings; else None."""
-    annotation: Any = field.annotation
-    return _section(annotation)
+    parts = (part for part in _parts(field.annotation) if isinstance(part, type) and issubclass(part, Section))
+    return next(parts, None)
 
 
 def sections(whole: type[BaseModel]) -> Iterator[type[BaseModel]]:
@@ -89,13 +89,8 @@ def keys_named(name: str) -> list[str]:
     return [key for key in every_key(model()) if key.rpartition(".")[2] == name]
 
 
-@functools.cache
-def _section(annotation: Any) -> type[BaseModel] | None:
-    parts = (part for part in _parts(annotation) if isinstance(part, type) and issubclass(part, Section))
-    return next(parts, None)
+def _every_part(annotation: Any) -> tuple[Any, ...]:
+    return annotation, *(part for inner in get_args(annotation) for part in _parts(inner))
 
 
-def _parts(annotation: Any) -> Iterator[Any]:
-    yield annotation
-    for part in get_args(annotation):
-        yield from _parts(part)
+_parts: Callable[[Any], tuple[Any, ...]] = functools.cache(_every_part)
