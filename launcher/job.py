@@ -234,6 +234,10 @@ class Job:
         """Whether the job may still be running."""
         return self.attempt.state.state in ACTIVE
 
+    def backend_of(self, attempt: Attempt) -> str:
+        """Return the backend of the attempt's request and handle; a search for machines may move to another."""
+        return str(attempt.submitter.get("backend") or self.backend)
+
 
 def faults(attempts: Sequence[Attempt]) -> int:
     """Return how many attempts of `retry.max_attempts` are used up: ends by a fault, and repairs by spares."""

@@ -148,7 +148,7 @@ def _place(parent: Job, config: JobConfig, checkpoint: str | None) -> tuple[str,
         raise _fault(f"{parent.id} is still running", f"cloudtrain wait {parent.id}, or stop it first", "job")
     if config.task is not None:
         _require_weights(parent)
-    backend, ref = backends.load(parent.backend), parent.attempt.ref
+    backend, ref = backends.load(parent.backend_of(parent.attempt)), parent.attempt.ref
     folder = backend.checkpoint_place(ref) if ref is not None and isinstance(backend, backends.HasCheckpoints) else None
     if folder is None:
         raise _fault(f"{parent.id} has left no checkpoint that a job can read", f"cloudtrain status {parent.id}", "job")

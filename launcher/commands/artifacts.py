@@ -61,7 +61,7 @@ def _fetched(job: Job, folder: Path) -> list[Path]:
     """Copy the job's files to the folder and return their paths. Raises CloudtrainError if the job has no files."""
     from .. import backend as backends
 
-    backend, ref = backends.load(job.backend), job.attempt.ref
+    backend, ref = backends.load(job.backend_of(job.attempt)), job.attempt.ref
     assert ref is not None
     if job.asked.task or not isinstance(backend, backends.HasCheckpoints):
         return backend.artifacts(ref, folder)

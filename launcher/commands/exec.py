@@ -24,7 +24,7 @@ def command(job: str, node: int, argv: tuple[str, ...]) -> int:
     from ..store.registry import Registry
 
     found = Registry().find(job)
-    backend = backends.load(found.backend)
+    backend = backends.load(found.backend_of(found.attempt))
     if not isinstance(backend, backends.Machines):
         hint = "cloudtrain logs, status and artifacts show what there is to see"
         raise UsageError(f"the {found.backend} backend allows no login to its machines", hint=hint)

@@ -95,7 +95,7 @@ def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
             for job in left.values():
                 does = "is saving, or does not listen" if job.saves else "has not left yet"
                 say(f"{job.id} {does}; after two minutes it is killed")
-                if job.attempt.ref and backends.load(job.backend).pace(job.attempt.ref).can_kill:
+                if job.attempt.ref and backends.load(job.backend_of(job.attempt)).pace(job.attempt.ref).can_kill:
                     say(f"  kill it now   cloudtrain stop --now {job.id}")
             wait(registry, list(left.values()), None, report, retrying=False)
     except KeyboardInterrupt:

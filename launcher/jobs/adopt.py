@@ -72,7 +72,8 @@ def row_of(backend: str, found: FoundAttempt) -> Job:
         require_name(found.job_id)
         record: Mapping[str, Any] = found.record or {}
         plan, request = Plan.load(dict(record["plan"])), dict(record["request"])
-        attempt = Attempt(found.job_id, found.number, "intent", plan, request, float(record["sent_s"]), this_process())
+        who = {**this_process(), "backend": backend}
+        attempt = Attempt(found.job_id, found.number, "intent", plan, request, float(record["sent_s"]), who)
         return Job(
             id=found.job_id,
             name=str(record["name"]),

@@ -235,7 +235,8 @@ def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S)
 
 def _pace_s(job: Job) -> float:
     try:
-        pace = backends.load(job.backend).pace(job.attempt.ref) if job.attempt.ref else backends.Pace()
+        ref, name = job.attempt.ref, job.backend_of(job.attempt)
+        pace = backends.load(name).pace(ref) if ref else backends.Pace()
     except CloudtrainError:  # the backend is not installed
         return _SILENT_S
     return pace.state_s

@@ -44,11 +44,11 @@ def refresh(registry: Registry, job: Job) -> Job:
     attempt = job.attempt
     if not job.active:
         return job
-    backend = backends.load(job.backend)
     try:
         if attempt.phase == "intent":
             attempt = registry.attempt(job, attempt.number)  # the attempt may have been sent since
             job = replace(job, attempt=attempt)
+        backend = backends.load(job.backend_of(attempt))
         if attempt.phase == "intent":
             if submitter_lives(attempt):
                 return job

@@ -58,9 +58,9 @@ def elsewhere(registry: Registry, jobs: list[Job], *, remove: bool = False) -> l
     """Return the jobs' folders on hosts and in buckets; with `remove`, remove them. A folder that stays tells why."""
     refs: dict[str, dict[str, list[JobRef]]] = {}
     for job in jobs:
-        sent = [attempt.ref for attempt in registry.attempts(job) if attempt.ref and attempt.phase != "damaged"]
-        if sent:
-            refs.setdefault(job.backend, {})[job.id] = sent
+        for attempt in registry.attempts(job):
+            if attempt.ref and attempt.phase != "damaged":
+                refs.setdefault(job.backend_of(attempt), {}).setdefault(job.id, []).append(attempt.ref)
     found: list[LeftFiles] = []
     for name, those in refs.items():
         try:
@@ -91,7 +91,8 @@ def remove(registry: Registry, job: Job) -> None:
 
 
 def _folders(registry: Registry, job: Job) -> Iterator[Path]:
-    """Yield the job's folders below the home: the folder of the job's backend, and the folder of the cached logs."""
-    is_plain = job.id == Path(job.id).name and job.backend == Path(job.backend).name  # a damaged row may name any place
-    found = (registry.folder / name / job.id for name in (job.backend, "logs") if is_plain)
+    """Yield the job's folders below the home: those of its attempts' backends, and the folder of the cached logs."""
+    names = {job.backend, *map(job.backend_of, registry.attempts(job)), "logs"}
+    is_plain = all(name == Path(name).name for name in (job.id, *names))  # a damaged row may name any place
+    found = (registry.folder / name / job.id for name in sorted(names) if is_plain)
     return (folder for folder in found if folder.is_dir() and not folder.is_symlink())

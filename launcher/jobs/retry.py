@@ -57,11 +57,12 @@ def older_start(registry: Registry, job: Job, config: JobConfig) -> OlderStart |
     """
     attempts = [attempt for attempt in registry.attempts(job) if attempt.ref is not None]
     step, number, _ = newest_save(attempts)
-    backend = backends.load(job.backend)
+    backend = backends.load(config.backend)
     is_asked = number is not None and config.checkpoint.mirror is None and not job.attempt.state.all_damaged
     if not is_asked or not isinstance(backend, backends.HasCheckpoints):
         return None
-    files = backend.saved([attempt.ref for attempt in attempts if attempt.ref is not None], config)
+    own = [attempt.ref for attempt in attempts if attempt.ref is not None and job.backend_of(attempt) == config.backend]
+    files = backend.saved(own, config) if own else backends.SavedFiles()
     if files.is_any and not files.away if step is None or files.step is None else files.step >= step:
         return None
     what = f"a save of attempt {number}" if step is None else f"step {step}"
@@ -284,7 +285,10 @@ def is_due(job: Job, attempts: Sequence[Attempt]) -> bool:
         return False
     if state.reason == "preempted" and failover.is_on(attempt):  # the search for machines has decided
         return False
-    return attempt.number < last_number(job, attempts) and not backends.load(job.backend).pace(attempt.ref).retries
+    return (
+        attempt.number < last_number(job, attempts)
+        and not backends.load(job.backend_of(attempt)).pace(attempt.ref).retries
+    )
 
 
 def send_if_due(registry: Registry, job: Job) -> Job | None:

@@ -85,7 +85,7 @@ def ask(
     job = registry.find(name, sole=lambda job: job.active)
     if job.attempt.phase == "never_sent":
         with suppress(CloudtrainError):  # the job may exist all the same
-            settled = settle(registry, job.attempt, backends.load(job.backend))
+            settled = settle(registry, job.attempt, backends.load(job.backend_of(job.attempt)))
             job = refresh(registry, replace(job, attempt=settled))
     else:
         job = refresh(registry, job)
@@ -103,7 +103,7 @@ def ask(
         return StopResult(job, "unsent" if submitter_lives(job.attempt) else "doubtful")
     if ref is None:
         return StopResult(job, "ended")
-    backend = backends.load(job.backend)
+    backend = backends.load(job.backend_of(job.attempt))
     kills = now and job.active and backend.pace(ref).can_kill
     asked = StopResult(job, "asked" if job.active else "ended", now, kills)
     if job.active and not agrees(asked):
@@ -138,7 +138,7 @@ def followed(registry: Registry, job: Job) -> Job:
         job = replace(job, attempt=replace(attempt, submitter={**attempt.submitter, **marks}))
         say(f"{job.id}: no machines within {key}, so the job is stopped")
     with suppress(CloudtrainError):  # the next poll asks again
-        backends.load(job.backend).stop(attempt.ref, now=failover.is_on(attempt))
+        backends.load(job.backend_of(attempt)).stop(attempt.ref, now=failover.is_on(attempt))
     return job
 
 
@@ -190,6 +190,6 @@ def where_to_look(job: Job) -> str:
     """Return how to search for the job without cloudtrain: the backend's command, else the job's name there."""
     name = job.attempt.name
     with suppress(CloudtrainError):
-        if isinstance(backend := backends.load(job.backend), backends.Sought):
+        if isinstance(backend := backends.load(job.backend_of(job.attempt)), backends.Sought):
             return backend.where_to_look(backends.Request.load(name, job.attempt.request))
     return f"look for {name} where {job.backend} lists its jobs"

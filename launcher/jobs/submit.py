@@ -108,7 +108,8 @@ def _exchanged(registry: Registry, job: Job, prepared: Prepared) -> Job:
     config, number = prepared.config.model_copy(update={"capacity": known}), job.attempt.number
     request = prepared.backend.request(prepared.plan, config, job.id, number, prepared.bundle.sha256)
     plan = replace(prepared.plan, hold_micro=job.attempt.plan.hold_micro)
-    attempt = replace(job.attempt, plan=plan, request=request.dump(), created_s=time.time())
+    submitter = {**job.attempt.submitter, "backend": config.backend}
+    attempt = replace(job.attempt, plan=plan, request=request.dump(), created_s=time.time(), submitter=submitter)
     job = replace(job, backend=config.backend, config=config.model_dump(mode="json"), attempt=attempt)
     with registry.database.transaction():
         registry.exchange(attempt, job)
@@ -265,7 +266,7 @@ def _close(
 def _intent(
     job_id: str, number: int, prepared: Prepared, request: backends.Request, course: Mapping[str, Any]
 ) -> Attempt:
-    submitter = {**this_process(), "settings": list(prepared.settings), **course}
+    submitter = {**this_process(), "backend": prepared.config.backend, "settings": list(prepared.settings), **course}
     return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), submitter)
 
 
@@ -283,7 +284,7 @@ def _send(
             mirrors.require_new(job)
         else:
             shipment.sending.prepares()
-            _supersede(registry, job, backend)
+            _supersede(registry, job)
             shipment.sending.creates()
         ref = backend.send(request, shipment)
         shipment.sending.creates()
@@ -314,17 +315,23 @@ def _send(
     return replace(job, attempt=replace(attempt, phase="sent", ref=ref))
 
 
-def _supersede(registry: Registry, job: Job, backend: backends.Backend) -> None:
-    """Refuse late starts of the attempt before, or say that the store does not let us. Raises UnreachableError."""
-    earlier = [each for each in registry.attempts(job) if each.number < job.attempt.number]
-    if not earlier or not isinstance(backend, backends.Supersedes):
-        return
-    try:
-        backend.supersede(backends.Request.load(earlier[-1].name, earlier[-1].request), job.attempt.number)
-    except PASSING:
-        raise
-    except CloudtrainError as error:
-        say(f"warning: if {earlier[-1].name} starts late, nothing refuses it: {error.message}")
+def _supersede(registry: Registry, job: Job) -> None:
+    """Refuse late starts of the attempts before, or say that a store does not let us. Raises UnreachableError.
+
+    Each store refuses the starts of its own attempts; before the last attempt that was sent, the send of that attempt
+    has done the same.
+    """
+    for each in [each for each in reversed(registry.attempts(job)) if each.number < job.attempt.number]:
+        backend = backends.load(job.backend_of(each))
+        try:
+            if isinstance(backend, backends.Supersedes):
+                backend.supersede(backends.Request.load(each.name, each.request), job.attempt.number)
+        except PASSING:
+            raise
+        except CloudtrainError as error:
+            say(f"warning: if {each.name} starts late, nothing refuses it: {error.message}")
+        if each.phase == "sent":
+            return
 
 
 def _without_unknown_addresses(config: JobConfig, environ: Mapping[str, str]) -> JobConfig:

@@ -79,7 +79,11 @@ class LogStream:
     @property
     def pace(self) -> Pace:
         """How often the backend may be polled."""
-        return backends.load(self._job.backend).pace(self._attempt.ref) if self._attempt.ref else Pace()
+        return self._backend.pace(self._attempt.ref) if self._attempt.ref else Pace()
+
+    @property
+    def _backend(self) -> backends.Backend:
+        return backends.load(self._job.backend_of(self._attempt))
 
     def update(self, attempt: Attempt) -> None:
         """Store the attempt's current state; the end of the log is detected only after the attempt's end."""
@@ -191,7 +195,7 @@ class LogStream:
 
     def _search(self) -> Callable[..., LogPage] | None:
         """Return the backend's search for the view's lines; they are no whole log, and are not stored."""
-        grep, backend = self._view.grep, backends.load(self._job.backend)
+        grep, backend = self._view.grep, self._backend
         if not self._now or grep is None or not (cache.is_of_blocks(grep) and grep.pattern.isascii()):
             return None
         if grep.pattern == events.MARK:  # this search may leave out steps
@@ -215,7 +219,7 @@ class LogStream:
 
     def _skip_ahead(self, tail: int | None) -> bool:
         """Start near the log's end if the backend supports a seek; return whether it does."""
-        backend = backends.load(self._job.backend)
+        backend = self._backend
         if not isinstance(backend, backends.Seekable):
             return False
         try:
@@ -244,7 +248,7 @@ class LogStream:
         if self._end_detector is None and self._attempt.state.state not in ACTIVE:
             self._end_detector = EndDetector(self.pace, self._attempt.state)
         try:
-            read = self._search() or backends.load(self._job.backend).logs
+            read = self._search() or self._backend.logs
             page = read(self._attempt.ref, self._cursor, narrow, now=self._now)
         except UnreachableError:
             self.is_clean = False

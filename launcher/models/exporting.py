@@ -180,7 +180,7 @@ def saved_checkpoints(registry: Registry, job: Job, copies: Path, choice: str | 
     for path in [str(point.fields.get("path")) for point in reversed(points) if point.kind == "checkpoint"]:
         if _is_of(Path(path), job):
             return Path(path).parent
-    backend, ref = backends.load(job.backend), job.attempt.ref
+    backend, ref = backends.load(job.backend_of(job.attempt)), job.attempt.ref
     if ref is None:
         raise UsageError(f"{job.id} was never sent: it has no checkpoint")
     if not isinstance(backend, backends.HasCheckpoints):

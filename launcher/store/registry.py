@@ -174,8 +174,9 @@ class Registry:
     def exchange(self, attempt: Attempt, job: Job) -> None:
         """Give the claimed attempt the candidate's plan and request, and the job the candidate's config."""
         plan, request = json.dumps(attempt.plan.dump()), json.dumps(attempt.request)
+        changed: dict[str, Any] = {"created_s": attempt.created_s, "submitter": json.dumps(attempt.submitter)}
         with self.database.transaction():
-            self._update(attempt, "AND phase = 'intent'", created_s=attempt.created_s, plan=plan, request=request)
+            self._update(attempt, "AND phase = 'intent'", plan=plan, request=request, **changed)
             values = (json.dumps(job.config), job.backend, job.id)
             self.database.execute("UPDATE jobs SET config = ?, backend = ? WHERE id = ?", values)
 
@@ -374,8 +375,9 @@ class Registry:
         job = self.find(attempt.job_id)
         who = job.attempt.submitter
         if job.attempt.number == attempt.number and (before := who.get("before")):
-            values = (json.dumps(before["config"]), json.dumps(before["bundle"]), job.id)
-            self.database.execute("UPDATE jobs SET config = ?, bundle = ? WHERE id = ?", values)
+            backend = before["config"].get("backend", job.backend)
+            values = (json.dumps(before["config"]), json.dumps(before["bundle"]), backend, job.id)
+            self.database.execute("UPDATE jobs SET config = ?, bundle = ?, backend = ? WHERE id = ?", values)
             kept = {"config": job.config, "bundle": job.bundle, "settings": who["settings"]}
             self._update(attempt, submitter=json.dumps({**who, "settings": before["settings"], "before": kept}))
 

@@ -237,7 +237,7 @@ def _can_kill(job: Job) -> bool:
     if not job.active or job.attempt.ref is None:
         return False
     try:
-        return backends.load(job.backend).pace(job.attempt.ref).can_kill
+        return backends.load(job.backend_of(job.attempt)).pace(job.attempt.ref).can_kill
     except CloudtrainError:  # a plug-in that was removed
         return False
 
