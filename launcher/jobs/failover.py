@@ -11,10 +11,11 @@ candidates in the order of trying, and the refused `tries` under the attempt's n
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -84,17 +85,22 @@ def begin(
 
     If the attempt `before` had machines, the job begins with the prepared candidate, even if its place is blocked.
     """
+    from ..planning.prepared import store_of
+
     if not prepared.candidates:
         return prepared, {}, {}
     places = [[each.candidate, *_place(each)] for each in prepared.candidates]
-    found = choose(-1, 1, _free_s(registry, places), None, None, now_s := time.time())
-    if before is not None and before.state.started_s is not None:
+    stores = [store_of(each) for each in prepared.candidates]
+    course = {"places": places, "stores": stores}
+    job = None if before is None else registry.find(before.job_id)
+    found = choose(-1, 1, _reached_s(registry, job, course), None, None, now_s := time.time())
+    if before is not None and (before.state.started_s is not None or found is None or math.isinf(found.due_s)):
         found = NextTry(now_s, 1, [each.candidate for each in prepared.candidates].index(prepared.candidate))
     assert found is not None
     plan = replace(prepared.candidates[found.position].plan, hold_micro=prepared.plan.hold_micro)
     first = replace(prepared.candidates[found.position], plan=plan, settings=prepared.settings)
     worst_micro = max(each.plan.worst_case_micro or 0 for each in prepared.candidates)
-    course = {"places": places, "candidate": first.candidate, "round": 1, "queued": found.due_s > now_s}
+    course |= {"candidate": first.candidate, "round": 1, "queued": found.due_s > now_s}
     course |= {"machines": [each.config.resources.instance_type for each in prepared.candidates], "since_s": now_s}
     course |= {"late_micro": plan.spent_micro + max(0, (plan.hold_micro or 0) - worst_micro)}  # or was spent before
     if found.due_s <= now_s:
@@ -187,7 +193,9 @@ def ended(registry: Registry, job: Job, attempt: Attempt) -> None:
     before = [each for each in registry.attempts(job) if each.number == attempt.number - 1]
     is_repeat = any(each.state.reason == "preempted" and each.submitter.get("candidate") == entry for each in before)
     if reason == "no_machines" or is_repeat:
-        found = choose(position, number, _free_s(registry, places), *_limits(job, attempt), time.time())
+        found = choose(
+            position, number, _reached_s(registry, job, attempt.submitter), *_limits(job, attempt), time.time()
+        )
     if found is None:
         return
     course = {key: value for key, value in attempt.submitter.items() if key not in _OF_A_TRY}
@@ -224,7 +232,7 @@ def is_past(duration: Any, since_s: float) -> bool:
 def _to_next(registry: Registry, job: Job, attempt: Attempt, why: str) -> bool:
     known, places = attempt.submitter, attempt.submitter["places"]
     position, number = _position_of(attempt), int(known.get("round", 1))
-    found = choose(position, number, _free_s(registry, places), *_limits(job, attempt), time.time())
+    found = choose(position, number, _reached_s(registry, job, known), *_limits(job, attempt), time.time())
     if found is None:
         return False
     refusal = {"candidate": known.get("candidate"), "round": number, "at_s": time.time(), "reason": why}
@@ -299,6 +307,14 @@ def _free_s(registry: Registry, places: Sequence[Sequence[Any]]) -> list[float]:
     most_s, sql = time.time() + MOST_BLOCK_S, "SELECT place, until_s FROM blocked WHERE until_s <= ?"
     blocked = dict(map(tuple, registry.database.execute(sql, (most_s,))))  # the clock may be set back
     return [blocked.get(json.dumps(list(place[1:])), 0.0) for place in places]
+
+
+def _reached_s(registry: Registry, job: Job | None, course: Mapping[str, Any]) -> list[float]:
+    """Return `_free_s` of the places, but never for a place that cannot read the job's checkpoints."""
+    free_s = _free_s(registry, course["places"])
+    saved = None if job is None else tries.saved_store(registry.attempts(job))
+    stores = course.get("stores") or [saved] * len(free_s)
+    return [each_s if saved in (None, store) else math.inf for each_s, store in zip(free_s, stores, strict=True)]
 
 
 def _block(registry: Registry, place: Sequence[Any], *, is_quota: bool) -> None:

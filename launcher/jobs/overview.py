@@ -281,7 +281,9 @@ def try_lines(view: JobView, columns: int | None) -> list[str]:
     room = None if columns is None else columns - len(INDENT)
     lines = table(tries.HEAD, rows[-tries.MOST :], drop=("ROUND",), shorten={"PLACE": 20}, below="RESULT", columns=room)
     earlier = [f"{INDENT}and {len(rows) - tries.MOST} before"] * (len(rows) > tries.MOST)
-    return [*(f"{INDENT}{line}" for line in lines), *earlier]
+    away = tries.out_of_reach(view.attempts)
+    passed = [f"{INDENT}passed over since the first save, for it cannot read the checkpoints: {name}" for name in away]
+    return [*(f"{INDENT}{line}" for line in lines), *earlier, *passed]
 
 
 def _attempt_lines(view: JobView, columns: int | None) -> list[str]:

@@ -191,10 +191,15 @@ def trials_after(registry: Registry, job: Job, text: str) -> int:
 def _present_config(job: Job, settings: Sequence[str] = ()) -> JobConfig:
     """Return the config file now, with the job's name, backend and settings, and `settings`. Raises ConfigError."""
     from .. import config as configs
+    from ..planning.candidates import candidates
 
-    overrides = [*job.attempt.settings, *settings]
-    present = configs.load(Path(job.config_file), backend=job.backend, overrides=overrides)
-    return present.model_copy(update={"name": job.config["name"]})
+    overrides, file = [*job.attempt.settings, *settings], Path(job.config_file)
+    present, name = None, {"name": job.config["name"]}
+    if any("backend" in entry for entry in job.asked.capacity.get("try", ())):  # the job may have moved from the file's
+        known = candidates(configs.load(file, overrides=overrides))
+        present = next((each for each in known if each.backend == job.backend), None)
+    present = present or configs.load(file, backend=job.backend, overrides=overrides)
+    return present.model_copy(update=name)
 
 
 def _old_config(job: Job, config: JobConfig, settings: Sequence[str]) -> list[str]:

@@ -47,6 +47,7 @@ def send(
     Raises UsageError if `name` is taken, ConfigError for a secret that is not set, BudgetError if a budget has no room
     for the worst case, and the errors of the backend.
     """
+    others = {each.config.backend: each for each in prepared.candidates}
     prepared, course, in_line = failover.begin(registry, prepared)
     config = prepared.config
     secrets = _secrets(config, environ)
@@ -54,7 +55,8 @@ def send(
     if known is not None:
         refresh(registry, known)  # frees the key of a submit that died before the send
     else:
-        _require_ready(registry, prepared)
+        for each in {**others, config.backend: prepared}.values():
+            _require_ready(registry, each)
 
     def make(job_id: str, number: int) -> Job:
         sent = own_places(config, job_id)

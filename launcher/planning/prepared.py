@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 HEAD = ("candidate", "place", "machine", "price", "ranks", "batch", "USD/h", "cap", "worst case")
 ON_DEMAND_FOR_SPOT = "spot, at most"  # the bill of a spot machine is never above the price on demand
 _DROPPED = ("batch", "cap", "ranks")  # where the terminal is narrow
+_STORED_BY = ("account", "project", "subscription", "workspace", "profile", "login", "datastore")  # without a bucket
 _OURS = "a command of cloudtrain that follows the job (submit, watch, advance)"
 
 
@@ -72,12 +75,38 @@ def _candidates(prepared: Prepared) -> list[str]:
         notes.append(f"the service moves from one machine type to the next within candidate {', '.join(listed)}")
     if len(found) > 1:
         notes.append(f"from one candidate to the next moves {_OURS}; to have one always: cloudtrain watch --install")
+    notes += _of_checkpoints(found)
     more: dict[str, list[str]] = {}
     for each in found[1:]:
         for line in {*each.notes, *each.warnings} - {*prepared.notes, *prepared.warnings}:
             more.setdefault(line, []).append(str(each.candidate))
     notes += sorted(f"candidate {', '.join(numbers)}: {line}" for line, numbers in more.items())
     return [*shown, *wrapped(notes, columns)]
+
+
+def _of_checkpoints(found: Sequence[Prepared]) -> Iterator[str]:
+    """Yield where the job may move after its first save, and that the price of reading from another cloud is open."""
+    stores: dict[str, list[Prepared]] = {}
+    for each in found:
+        stores.setdefault(store_of(each), []).append(each)
+    if len(stores) > 1:
+        groups = [f"{', '.join(str(each.candidate) for each in group)} ({name})" for name, group in stores.items()]
+        where = f"after its first save the job moves only within a store of checkpoints: {'; '.join(groups)}"
+        yield f"{where}; cloudtrain copies none: a `checkpoint.mirror` that all candidates reach lifts this"
+    for name, group in stores.items():
+        if len({each.config.backend for each in group}) > 1:
+            numbers = ", ".join(str(each.candidate) for each in group)
+            yield f"candidates {numbers} read checkpoints in {name}: the price of the transfer (egress) is not known"
+
+
+def store_of(each: Prepared) -> str:
+    """Return the store of the candidate's checkpoints; candidates of the same store read each other's."""
+    config, block = each.config, getattr(each.config, each.config.backend, None)
+    if re.match("(?!file:).*://", config.checkpoint.mirror or ""):
+        return str(config.checkpoint.mirror)
+    place = config.checkpoint.uri or getattr(block, "bucket", None) or getattr(block, "staging_bucket", None)
+    parts = (str(getattr(block, key, None) or "") for key in _STORED_BY)
+    return " ".join(filter(None, (config.backend, place) if place else (config.backend, *parts, _region(each))))
 
 
 def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:

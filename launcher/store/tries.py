@@ -74,6 +74,27 @@ def tries_of(attempts: Sequence[Attempt]) -> tuple[Try, ...]:
     return tuple(each for attempt in attempts if "places" in attempt.submitter for each in _of(attempt))
 
 
+def saved_store(attempts: Sequence[Attempt]) -> str | None:
+    """Return the store of the newest checkpoint; None without a checkpoint of a job with candidates."""
+    saved = next((each for each in reversed(attempts) if each.progress.get("checkpoint") or each.state.resumable), None)
+    if saved is None or "stores" not in saved.submitter:
+        return None
+    numbers = [place[0] for place in saved.submitter["places"]]
+    return str(saved.submitter["stores"][numbers.index(saved.submitter["candidate"])])
+
+
+def out_of_reach(attempts: Sequence[Attempt]) -> list[str]:
+    """Return the names of the candidates that cannot read the job's newest checkpoint."""
+    saved, newest = saved_store(attempts), attempts[-1].submitter
+    if saved is None:
+        return []
+    return [
+        name_of(place)
+        for place, store in zip(newest.get("places", ()), newest.get("stores", ()), strict=True)
+        if store != saved
+    ]
+
+
 def with_machines(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Return the attempts without those of a search that got no machines; the newest in any case."""
     *earlier, newest = attempts
