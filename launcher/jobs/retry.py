@@ -290,10 +290,8 @@ def is_due(job: Job, attempts: Sequence[Attempt]) -> bool:
         return False
     if state.reason == "preempted" and failover.is_on(attempt):  # the search for machines has decided
         return False
-    return (
-        attempt.number < last_number(job, attempts)
-        and not backends.load(job.backend_of(attempt)).pace(attempt.ref).retries
-    )
+    pace = backends.load(job.backend_of(attempt)).pace(attempt.ref)
+    return attempt.number < last_number(job, attempts) and not pace.retries
 
 
 def send_if_due(registry: Registry, job: Job) -> Job | None:

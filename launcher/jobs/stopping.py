@@ -152,7 +152,7 @@ def wait_is_over(job: Job) -> str:
     if not waits or attempt.phase != "sent" or attempt.unreachable_since_s is not None:
         return ""
     most = {"capacity.wait": job.asked.capacity.get("wait") if failover.is_on(attempt) else None}
-    most |= {"limits.max_wait": job.asked.max_wait if traits(job.backend).queues else None}
+    most |= {"limits.max_wait": job.asked.max_wait if traits(job.backend_of(attempt)).queues else None}
     return next((key for key, wait in most.items() if failover.is_past(wait, attempt.created_s)), "")
 
 

@@ -92,7 +92,7 @@ def _of_checkpoints(found: Sequence[Prepared]) -> Iterator[str]:
     if len(stores) > 1:
         groups = [f"{', '.join(str(each.candidate) for each in group)} ({name})" for name, group in stores.items()]
         where = f"after its first save the job moves only within a store of checkpoints: {'; '.join(groups)}"
-        yield f"{where}; cloudtrain copies none: a `checkpoint.mirror` that all candidates reach lifts this"
+        yield f"{where}; cloudtrain copies none: a task's `checkpoint.mirror` that all candidates reach lifts this"
     for name, group in stores.items():
         if len({each.config.backend for each in group}) > 1:
             numbers = ", ".join(str(each.candidate) for each in group)

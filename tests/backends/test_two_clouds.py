@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from wholejobs import TRAINING
 
 from doubles.aws.handle import ROLE, Aws
 from doubles.google.handle import Google
 from doubles.google.names import BUCKET, PROJECT, REGION
+from doubles.waiting import until
 
 STORE = "cloudtrain-tests"
 CONFIG = f"""\
@@ -82,9 +84,9 @@ def test_refused_job_trains_on_the_other_cloud(cli: Any, folder: Path, clouds: t
     ]
     assert "ran attempt 1" in cli.ok("logs", "one").stdout
     assert 0 < cli.ok("cost", "one", "--json").json["spend_usd"] < 0.1
-    assert [Path(each).name for each in cli.ok("artifacts", "one", "--json", cwd=folder).json["files"]] == [
-        "saved-by-1"
-    ]
+    files = cli.ok("artifacts", "one", "--json", cwd=folder).json["files"]
+    assert [Path(each).name for each in files] == ["saved-by-1"]
+    assert cli.ok("resume", "one", "--update-config", "--dry-run", "--json", cwd=folder).json["backend"] == "vertex"
 
 
 def test_failed_candidate_stays_with_its_own_cloud(cli: Any, folder: Path, clouds: tuple[Aws, Google]) -> None:
@@ -105,18 +107,47 @@ def test_failed_candidate_stays_with_its_own_cloud(cli: Any, folder: Path, cloud
     assert not [name for name in google.objects() if "/one/" in name]
 
 
+def test_resume_refuses_late_starts_before_an_attempt_that_was_never_sent(
+    cli: Any, folder: Path, clouds: tuple[Aws, Google]
+) -> None:
+    """Attempt 2 ends the search with the other cloud's refusal; attempt 3 tells the store of attempt 1 as well."""
+    aws, google = clouds
+    aws.capacity("failed")
+    google.settings(denied=("jobs.create",), execute=False)
+    done = cli(*SUBMIT, cwd=folder)
+    found = status(cli)
+    assert (done.code, found["attempt"], found["phase"], names(clouds)) == (4, 2, "never_sent", (["one-1"], []))
+    google.settings(denied=())
+    cli.ok("resume", "-d", "-y", "one")
+    assert names(clouds) == (["one-1"], ["one-3"])
+    assert json.loads(objects(aws)[".claim"])["newest"] == 3
+
+
 @pytest.mark.parametrize("lost", ["before", "after"])
-def test_lost_answer_moves_only_after_the_search(cli: Any, folder: Path, clouds: tuple[Aws, Google], lost: str) -> None:
-    """Nothing is sent to the other cloud before the first has said whether the job exists, and that the job ended."""
-    aws, _ = clouds
-    aws.capacity("failed", lost=lost, count=9)  # botocore asks again
-    done = cli(*SUBMIT, "-d", cwd=folder)
-    print(done.stderr, names(clouds))
-    cli("advance")
-    print(names(clouds), status(cli)["tries"])
-    cli("advance")
-    print(names(clouds), status(cli))
-    assert 0
+def test_lost_answer_of_the_first_cloud_sends_nothing_to_the_other(
+    cli: Any, folder: Path, clouds: tuple[Aws, Google], lost: str
+) -> None:
+    """The other cloud has a job only after the first has told that its job exists and has ended."""
+    clouds[0].capacity("failed", lost=lost, count=9)  # botocore asks again
+    assert cli(*SUBMIT, "-d", cwd=folder).code == (7 if lost == "before" else 0)
+    assert names(clouds)[1] == []
+    cli.ok("advance")
+    assert names(clouds) == (([], []) if lost == "before" else (["one-1"], ["one-2"]))
+    assert status(cli)["phase"] == ("never_sent" if lost == "before" else "sent")
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_lost_answer_of_the_second_cloud_is_asked_there(
+    cli: Any, folder: Path, clouds: tuple[Aws, Google], lost: str
+) -> None:
+    """The next command looks for the moved job where it was sent: it runs once."""
+    clouds[0].capacity("no_quota")
+    clouds[1].capacity("machines", lost=lost, count=1)
+    cli(*SUBMIT, "-d", cwd=folder)
+    until(lambda: (cli("advance"), status(cli)["phase"])[1] == "sent")
+    assert names(clouds) == ([], ["one-1"])
+    assert cli("wait", "one").code == 0
+    assert status(cli)["backend"] == "vertex"
 
 
 def test_saved_job_stays_where_its_checkpoints_are(cli: Any, folder: Path, clouds: tuple[Aws, Google]) -> None:
@@ -134,3 +165,27 @@ def test_plan_names_the_stores_of_checkpoints(cli: Any, folder: Path, clouds: tu
     told = cli.ok("plan", cwd=folder)
     words = " ".join((told.stdout + told.stderr).split())
     assert f"only within a store of checkpoints: 0 (sagemaker {STORE}); 1 (vertex {BUCKET}); cloudtrain copies" in words
+
+
+def test_saved_job_moves_to_a_cloud_that_reads_its_mirror(cli: Any, folder: Path, clouds: tuple[Aws, Google]) -> None:
+    """With one mirror for all candidates a job moves after its save; the price of the transfer is said to be open."""
+    aws, google = clouds
+    training = TRAINING.replace("every_steps: 10", f"every_steps: 10, mirror: 's3://{STORE}/m'")
+    text = CONFIG.replace("script: loop.py", f"task: task.py\n{training}")
+    (folder / "cloudtrain.yaml").write_text(text)
+    aws.settings(execute=False)
+    google.settings(execute=False)
+    done = cli.ok(*SUBMIT, "-d", cwd=folder)
+    words = " ".join(done.stderr.split())
+    assert (
+        f"candidates 0, 1 read checkpoints in s3://{STORE}/m: the price of the transfer (egress) is not known" in words
+    )
+    place = aws.describe("one-1")["CheckpointConfig"]["S3Uri"].removeprefix(f"s3://{STORE}/").rstrip("/")
+    aws.client("s3").put_object(Bucket=STORE, Key=f"{place}/step-5-aaaa/manifest.json", Body=b"{}")
+    aws.end("one-1", "Failed")
+    assert cli("wait", "one").code == 1
+    assert status(cli)["resumable"]
+    aws.capacity("no_quota")
+    done = cli("resume", "-d", "-y", "one")
+    assert names(clouds) == (["one-1"], ["one-2"]), done.stderr
+    assert PASSED not in cli.ok("status", "one").stdout
