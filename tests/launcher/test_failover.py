@@ -628,7 +628,7 @@ def test_list_of_types_is_tried_again_without_the_type_whose_quota_is_short() ->
         assert tried(world) == [listed, DEMAND, WEST]
         registry = world.opened(world.home)
         blocked = [row["place"] for row in registry.database.execute("SELECT place FROM blocked")]
-        assert blocked == ['["sagemaker", "", "us-east-1", "ml.p4d.24xlarge", false]']
+        assert blocked == ['["sagemaker", "1", "us-east-1", "ml.p4d.24xlarge", false]']
         assert (job := world.job()) is not None
         assert (job.attempt.number, job.attempt.phase) == (1, "sent")
         assert held_micro(world) == world.held_micro
