@@ -1,8 +1,7 @@
 """The messages between the launcher and the nodes, as frozen dataclasses with a JSON form; names in a job's folder.
 
-The launcher sends a `JobSpec` to every node, inside a `ContainerOrder` on the clouds and inside an `AgentSpec` on the
-local and ssh backends. A node answers with its `AgentState`, and at the end with its `ExitReport`. An
-`EnvironmentSpec` asks a user's own host for a job's Python, and the host answers with a `PreparedEnvironment`.
+The launcher sends a `JobSpec` to each node, in a `ContainerOrder` on the clouds and in an `AgentSpec` elsewhere. A node
+answers with its `AgentState`, then its `ExitReport`; an own host to an `EnvironmentSpec` by a `PreparedEnvironment`.
 
 `load` accepts messages of older and newer versions of cloudtrain: unknown keys are ignored, and a missing key or null
 stands for the default. A message without the key `version` has version 1; `load` refuses a version above VERSION.
@@ -67,8 +66,7 @@ class RunSpec(Message, optional="resume_args keep progress on_stop allow_alone w
     target: str = "task.py"  # the file or the module
     args: tuple[str, ...] = ()
     resume_args: tuple[str, ...] = ()  # of scripts and modules: follow `args` if the job resumes from a checkpoint
-    # Of scripts and modules: paths in the working directory that cloudtrain copies to the checkpoint folder
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # of scripts and modules: paths below the workdir, copied to the checkpoint folder
     progress: Mapping[str, Any] | None = None  # how to read steps from the output of a script
     on_stop: str | None = None  # `save` asks a Trainer to save
     allow_alone: bool = False  # the ranks need not join one process group
@@ -405,8 +403,7 @@ class AgentState(Message, checks=True, optional="queue ended_s joined_s"):
     held_s: float | None = None  # how long the node has been used, by the monotonic clock
     zero_s: float | None = None  # the monotonic clock at the agent's start
     gone_s: Mapping[str, float] = field(default_factory=dict)  # the seconds of the dropped nodes by number
-    # While the job waits in line: `place`, `of`, `reason`, and the expected `start_s`
-    queue: Mapping[str, Any] | None = None
+    queue: Mapping[str, Any] | None = None  # while the job waits in line: `place`, `of`, `reason`, `start_s`
     ended_s: float | None = None  # while the job waits in line again: the end of its last run
     joined_s: Mapping[str, float] | None = None  # the spares that took a lost node's place: when, from the job's start
 

@@ -92,12 +92,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     refuse(_unreachable(config))
     name, machine, machines = platform_name(job_id, attempt), choose(config), choices(config)
     home = f"{place.root}/jobs/{job_id}"
-    unserved = [each.accelerator for each in machines if each.accelerator in request_images.UNSERVED]
-    if config.image is None and unserved:
-        ours = f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86)"
-        message = f"{ours} does not run on {unserved[0]}"
-        raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
-    image = config.image or request_images.default_image(place.region, machine.count)
+    image = config.image or _default_image(place.region, machine.count, machines)
     # With a trailing slash: SageMaker takes all objects whose names begin with the URI, as attempt-10 with attempt-1.
     code_uri, job_uri = f"{place.root}/code/{bundle_sha256}/", f"{home}/attempt-{attempt}/"
     toolkit = {} if block.distribution == "torchrun" else _toolkit(config, place, name, machine.instance_type, code_uri)
@@ -150,6 +145,16 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     carried = {"retry", "resources.disk_gb", "resources.spot", *(["limits.max_wait"] if carries_wait else [])}
     notes = (*changes, *_notes(config))
     return Request(name, body, text, files, sending.dump(), notes, frozenset(carried), runtime=runtime)
+
+
+def _default_image(region: str, gpus: int, machines: tuple[Machine, ...]) -> str:
+    """Return AWS's image for the machines. Raises ConfigError if it does not run on one of them."""
+    unserved = [each.accelerator for each in machines if each.accelerator in request_images.UNSERVED]
+    if unserved:
+        ours = f"the default image (PyTorch {request_images.TORCH}, CUDA 13, x86)"
+        message = f"{ours} does not run on {unserved[0]}"
+        raise ConfigError(message, key="resources", hint="set `image` to one that does, or take other machines")
+    return request_images.default_image(region, gpus)
 
 
 def _max_pending_s(config: JobConfig, instance_type: str) -> int | None:

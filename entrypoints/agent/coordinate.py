@@ -11,7 +11,7 @@ takes its host's locks and joins the next generation. That generation is a new a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -333,10 +333,7 @@ class Coordinator:
             words = f"the start before ended in the same way {step_in_words(first)}, so a further start would too"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}", "again": True})
         self.last_sign = sign
-        # Ranks that wait at different places fail after a time-out of torch, each start other ranks first.
-        is_unmet = bool(failures) and all(
-            f.get("unmet") and (f.get("peer_lost") or f["kind"] == "hang") for f in failures
-        )
+        is_unmet = _is_unmet(failures)
         if is_unmet and self.was_unmet:
             words = "in two starts no rank has met another, so a further start would not help"
             return self._end("failed", "error", {**first, "message": f"{first['message']}; {words}"})
@@ -422,6 +419,12 @@ class Coordinator:
         restarts, history = max(0, self.desired.generation - 1), tuple(self.history)
         verdict = ExitReport(state, "user" if reason == "now" else reason, error, restarts, restarted_after=history)
         return replace(self.desired, want="end", verdict=verdict)
+
+
+def _is_unmet(failures: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether no rank has met another: ranks at different places fail by torch's time-out, each start others."""
+    unmet = [f.get("unmet") and (f.get("peer_lost") or f["kind"] == "hang") for f in failures]
+    return bool(unmet) and all(unmet)
 
 
 def _named(nodes: Collection[int], one: str = "was", several: str = "were") -> str:
