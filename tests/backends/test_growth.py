@@ -20,6 +20,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.planning.prepare import prepare
 from doubles.sshhosts.cluster import Cluster
+from doubles.sshhosts.fleet import forget
 from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -131,6 +132,7 @@ def test_host_that_was_cut_off_returns_at_a_save_with_the_same_losses(
     monkeypatch.setattr(jobs_send, "agent_spec", lambda *args: replace(made(*args), grow_s=1.0))
     where = project("", script="task.py", text=TASK)
     (where / "cloudtrain.yaml").write_text((CONFIG % ("cut", "~/fast")).replace("backend: local\n", SSH, 1))
+    forget()  # the channels of an earlier test, whose folder is gone
     job = api.submit(api.Config(where / "cloudtrain.yaml")).id
     until(lambda: len(wholejobs.losses(cli, job)) > 6, 120, 0.5)
     ssh_pair.hosts[1].cut()

@@ -166,7 +166,7 @@ STATES = [
 ]
 FAR = {"step": 5, "max_steps": 9, "loss": 0.5, "metrics": {"a": 1.5}}
 FAR |= {"step_s": 2.0, "data_s": 1.0, "checkpoint_step": 4}
-PINNED = (13, "436f77347d0a4d8a", 5, "55a33056e5678016")
+PINNED = (13, "436f77347d0a4d8a", 5, "9cc974782e9db803")
 
 
 def test_form_matches_the_pinned_texts() -> None:
