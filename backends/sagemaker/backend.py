@@ -38,6 +38,7 @@ class SageMakerBackend(CloudAdapter):
     FOLDER, CONNECTIONS = __package__, ("api", "AwsClients")
     REF, MAY_BE_EMPTY = SageMakerRef, True
     types_at_once = handed(ListsTypes.types_at_once, "machine", is_pure=True)
+    short_quota = handed(ListsTypes.short_quota, "doctor")
 
     def capacity(self, config: JobConfig) -> Capacity:
         """Return the machine type's capacity, at its on-demand price: spot bills fewer seconds at the same rate."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from cloudtrain.launcher.text import addresses
 from ..cloud import tried, unasked
 from . import api, files, prices, request_images
 from .api import AwsAccess, AwsClients
+from .block import SageMaker
 from .machine import block_of, choices, choose, place_of, region_of
 
 SERVICE = "sagemaker.amazonaws.com"
@@ -34,7 +36,7 @@ def checks(clients: AwsClients, config: JobConfig | None) -> list[Check]:
         return [Check.failed("region", error)]
     if region is None:
         return [Check("region", "fail", "none", "export AWS_REGION, or set sagemaker.region")]
-    access = AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
+    access = _access(clients, block, region)
     found = [Check("region", "ok", region), _tried("credentials", _identity, access)]
     if found[-1].verdict == "fail":  # without credentials, every later check would fail
         return [*found, *unasked("role, bucket, quota, price", config, place_of, choose)]
@@ -52,8 +54,7 @@ def _of_job(config: JobConfig, access: AwsAccess) -> Iterator[Check]:
     yield _tried("role", _role, access, place.role)
     yield _tried("bucket", partial(_bucket, is_default=block_of(config).bucket is None), access, place.bucket)
     for each in choices(config):  # SageMaker refuses a list if the quota of one type is short
-        what = f"{each.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
-        yield _tried("quota", _quota, access, what, config.resources.instances)
+        yield _tried("quota", _quota, access, each, config)
     types = (machine.instance_type,)
     yield compared(lambda: prices.quotes(access.clients, config, access.region, types), machine.rates)
     yield _image(config, access.region, machine)
@@ -121,7 +122,23 @@ def _bucket(access: AwsAccess, bucket: str, *, is_default: bool) -> Check:
     return Check("bucket", "ok", bucket)
 
 
-def _quota(access: AwsAccess, name: str, needed: int) -> Check:
+def short_quota(clients: AwsClients, config: JobConfig) -> str:
+    """Return the quota that is too small for each type of the config, in words; "" if none is known to be."""
+    block = block_of(config)
+    with contextlib.suppress(CloudtrainError), api.answers("look at the quota"):
+        if region := region_of(block):
+            found = [_quota(_access(clients, block, region), each, config) for each in choices(config)]
+            return found[0].found if all(each.verdict == "fail" for each in found) else ""
+    return ""
+
+
+def _access(clients: AwsClients, block: SageMaker, region: str) -> AwsAccess:
+    return AwsAccess(region, block.profile, tuple(sorted(block.endpoints.items())), clients)
+
+
+def _quota(access: AwsAccess, machine: Machine, config: JobConfig) -> Check:
+    name = f"{machine.instance_type} for {'spot ' if config.resources.spot else ''}training job usage"
+    needed = config.resources.instances
     pages = api.client(access, "service-quotas").get_paginator("list_service_quotas").paginate(ServiceCode="sagemaker")
     value = next((quota["Value"] for page in pages for quota in page["Quotas"] if quota["QuotaName"] == name), None)
     if value is None:

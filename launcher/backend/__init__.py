@@ -436,10 +436,13 @@ class Cleans(Protocol):
 
 @runtime_checkable
 class ListsTypes(Protocol):
-    """A backend whose platform takes a list of machine types, and moves from one without machines to the next."""
+    """A backend whose platform takes a list of machine types, moves from one to the next, and tells their quotas."""
 
     def types_at_once(self, config: JobConfig) -> int:
         """Return how many types a request of the config may list, as `resources.instance_type: A,B`; 1 for no list."""
+
+    def short_quota(self, config: JobConfig) -> str:
+        """Return the quota that is too small for each of the config's types, in words; "" if none is known to be."""
 
 
 @runtime_checkable

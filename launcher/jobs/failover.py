@@ -16,6 +16,7 @@ import random
 import re
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -92,6 +93,7 @@ def begin(
     places = [[each.candidate, *_place(each)] for each in prepared.candidates]
     stores = [store_of(each) for each in prepared.candidates]
     course = {"places": places, "stores": stores}
+    _leave_out_short(registry, prepared.candidates, places)
     job = None if before is None else registry.find(before.job_id)
     found = choose(-1, 1, _reached_s(registry, job, course), None, None, now_s := time.time())
     if before is not None and (before.state.started_s is not None or found is None or math.isinf(found.due_s)):
@@ -106,6 +108,21 @@ def begin(
     if found.due_s <= now_s:
         return first, course, {}
     return first, course, {"phase": "queued", "state": _in_line("no place may be asked yet", places, found)}
+
+
+def _leave_out_short(registry: Registry, found: Sequence[Prepared], places: Sequence[Sequence[Any]]) -> None:
+    """Leave out the places whose quota is known to be too small; none if that are all."""
+
+    def ask(each: Prepared) -> str:
+        return each.backend.short_quota(each.config) if isinstance(each.backend, backends.ListsTypes) else ""
+
+    with ThreadPoolExecutor(len(found)) as pool:  # AWS lists all quotas of a region, page by page
+        short = list(pool.map(ask, found))
+    with registry.database.transaction():
+        for place, words in zip(places, short, strict=True):
+            if words and not all(short):
+                _block(registry, place, is_quota=True)
+                say(f"{tries.name_of(place)} is left out for an hour: {words}")
 
 
 def same_place(prepared: Prepared, attempt: Attempt) -> Prepared:

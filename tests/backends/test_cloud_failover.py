@@ -44,6 +44,15 @@ def types(account: Aws) -> dict[str, str]:
     return {name: account.describe(name)["ResourceConfig"]["InstanceType"] for name in names}
 
 
+def test_candidate_whose_quota_is_known_to_be_short_is_not_asked(cli: Any, folder: Path, account: Aws) -> None:
+    """The quotas that `doctor` reads drop a hopeless candidate before the first send; not the last one."""
+    for machines in (FIRST, SECOND):
+        account.quota(f"{machines} for training job usage", 0)
+        done = cli.ok(*SUBMIT[:-1], f"short-{machines.replace('.', '-')}", "-d", cwd=folder)
+        assert ("is left out for an hour: 0 instances of" in done.stderr) == (machines == FIRST)
+    assert list(types(account).values()) == [SECOND, SECOND]
+
+
 def test_submit_moves_on_at_a_refusal(cli: Any, folder: Path, account: Aws) -> None:
     """The command that was refused sends the next candidate under the same name, and says so."""
     account.capacity("no_quota", machine=FIRST)
