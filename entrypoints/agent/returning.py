@@ -2,8 +2,8 @@
 
 Only in jobs that continue with fewer nodes, for all nodes but node 0 and the spares. While the node is away, no process
 holds its GPUs, and this process asks once a second whether node 0 answers. The new agent takes the GPUs while the job
-lacks a node. If node 0 refuses connections, the job is
-over, or another node leads the job: then the node does not return. Neither does a machine that was restarted.
+lacks a node. If node 0 refuses connections, the job is over, or another node leads the job: then the node does not
+return. Neither does a machine that was restarted.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class JobFacts:
     `saves`, or without one if the limit `is_hard`; `finish_at_s`: after the last step, at the present pace;
     `hits_limit`: whether a limit, of time or money, comes before the finish. `limit_reason`: the source of the limit.
     `spent_worst_micro`: the highest possible cost so far. `rate`: of price 0 if unknown. `terms`: those of a resume.
-    `moved`: why the job left its last candidate, and which is next; `moves`: the number of the move in the attempt.
+    `moved`: why the job left its last candidate, and which is next; `moves`: a number of the move in the attempt.
     `is_saved`: a checkpoint is known, perhaps without a step. `most_attempts`: above `attempt`, if the end may be
     followed by a retry. `hang_s`: the hang timeout.
     """

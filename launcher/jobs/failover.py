@@ -71,7 +71,7 @@ def choose(
         found = anew if found is None else min(found, anew)
     assert found is not None
     is_over = (rounds is not None and found.round > rounds) or (until_s is not None and found.due_s > until_s)
-    return None if is_over else found
+    return None if is_over or math.isinf(found.due_s) else found  # no place can read the job's checkpoints
 
 
 def is_on(attempt: Attempt) -> bool:
@@ -96,7 +96,7 @@ def begin(
     _leave_out_short(registry, prepared.candidates, places)
     job = None if before is None else registry.find(before.job_id)
     found = choose(-1, 1, _reached_s(registry, job, course), None, None, now_s := time.time())
-    if before is not None and (before.state.started_s is not None or found is None or math.isinf(found.due_s)):
+    if before is not None and (before.state.started_s is not None or found is None):
         found = NextTry(now_s, 1, [each.candidate for each in prepared.candidates].index(prepared.candidate))
     assert found is not None
     plan = replace(prepared.candidates[found.position].plan, hold_micro=prepared.plan.hold_micro)
@@ -189,7 +189,7 @@ def is_due(registry: Registry, job: Job) -> bool:
         if not is_over and _free_s(registry, [_place_of(attempt)])[0] <= now_s:
             return True
         if is_over or not _to_next(registry, job, attempt, "another job found no machines there"):
-            why = "no machines within capacity.limits"
+            why = f"no machines within {'limits.max_wait' if job.asked.waits else 'capacity.limits'}"
             listing.end_unsent(registry, attempt, no_machines(why, detail=why, ended_s=now_s))
             return False
     return is_due(registry, job)
@@ -217,6 +217,8 @@ def ended(registry: Registry, job: Job, attempt: Attempt) -> None:
         return
     course = {key: value for key, value in attempt.submitter.items() if key not in _OF_A_TRY}
     course |= {"candidate": places[found.position][0], "round": found.round, "queued": True}
+    if reason == "preempted" and job.asked.waits:
+        course["since_s"] = time.time()  # `max_wait` counts no time with machines
     state = _in_line(tries.why(attempt.state), places, found)
     later = replace(attempt, number=attempt.number + 1, phase="queued", submitter=course, ref=None, state=state)
     registry.add_attempt(replace(later, created_s=time.time()), registry.find(job.id).config, job.bundle)

@@ -1,4 +1,4 @@
-"""The line of jobs whose backend had no capacity at the submit: the next command that calls `advance_queue` sends them.
+"""The line of jobs that are not sent yet: for want of capacity at the submit, or for their next candidate.
 
 A job in line is a row of the registry that is not sent, with its worst case held. The order is priority, then the time
 of the submit. After a refusal for want of capacity, later jobs for the same machines are not tried: none overtakes.

@@ -288,7 +288,7 @@ def is_due(job: Job, attempts: Sequence[Attempt]) -> bool:
     attempt, state = job.attempt, job.attempt.state
     if not state.is_fault or attempt.ref is None or state.reason not in job.asked.retry_on:
         return False
-    if state.reason == "preempted" and failover.is_on(attempt):  # the search for machines has decided
+    if state.reason == "preempted" and "places" in attempt.submitter:  # the search, or a user's stop, has decided
         return False
     pace = backends.load(job.backend_of(attempt)).pace(attempt.ref)
     return attempt.number < last_number(job, attempts) and not pace.retries

@@ -1,4 +1,4 @@
-"""Sends the stop request of `cloudtrain stop`, the live view and the page, and does not wait for the stop."""
+"""Sends stop requests, without a wait for the stop: a user's, and those of a wait for machines that is over."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def ask(
     if job.active and not agrees(asked):
         return replace(asked, verdict="kept")
     searches = failover.is_on(job.attempt) or "gave_up_s" in job.attempt.submitter  # the end is the user's
-    if searches and not registry.mark(job.attempt, stopped=True, gave_up_s=None):  # moved on meanwhile
+    if job.active and searches and not registry.mark(job.attempt, stopped=True, gave_up_s=None):  # moved on meanwhile
         return ask(registry, job.id, now=now)
     try:
         backend.stop(ref, now=now)  # also after the job's end: killed agents may have left processes

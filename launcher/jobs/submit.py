@@ -85,11 +85,11 @@ def send(
 
 
 def send_queued(registry: Registry, job: Job, prepare: Callable[[Job], Prepared] | None = None) -> Job | None:
-    """Send a job that waits in line, with the request of its submit; return None if another process sends the job.
+    """Send a job that waits in line; return None if another process sends the job.
 
-    `prepare` returns the candidate to send in place of the request. Without capacity the job stays in line. Raises
-    ConfigError for a secret that is not set here: then the job stays in line, too; and the errors of `prepare` and of
-    the backend: then the job has failed.
+    `prepare` returns the candidate to send in place of the stored request. Without capacity the job stays in line.
+    Raises ConfigError for a secret that is not set here: then the job stays in line, too; and the errors of `prepare`
+    and of the backend: then the job has failed.
     """
     secrets = _secrets(configs.stored(job.config), os.environ)
     if not registry.claim(job.attempt):
@@ -153,7 +153,7 @@ def resend(
             reserve.reserve(registry, attempt, config)
 
     _with_room(registry, add)
-    job = replace(job, attempt=attempt, config=config, bundle=bundle)
+    job = replace(job, backend=prepared.config.backend, attempt=attempt, config=config, bundle=bundle)
     if in_line:
         _hold(registry, replace(attempt, submitter={}))
         return job
@@ -244,7 +244,8 @@ def _close(
     """
     if failover.stays(registry, attempt, error):
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(NOTHING) from None
+            words = f"{attempt.job_id} stays in line, with its sum reserved: cloudtrain stop {attempt.job_id}"
+            raise KeyboardInterrupt(words) from None
         return
     why = error.message if isinstance(error, CloudtrainError) else repr(error)
     reason = "no_machines" if isinstance(error, CapacityError) else "error"
@@ -327,7 +328,11 @@ def _supersede(registry: Registry, job: Job) -> None:
         backend = backends.load(job.backend_of(each))
         try:
             if isinstance(backend, backends.Supersedes):
-                backend.supersede(backends.Request.load(each.name, each.request), job.attempt.number)
+                request = backends.Request.load(each.name, each.request)
+                started = backend.supersede(request, job.attempt.number)
+                if each.ref is not None and each.state.started_s is None and started >= each.number:
+                    say(f"warning: {each.name} started after its end was told, and is stopped")
+                    backend.stop(each.ref, now=True)
         except PASSING:
             raise
         except CloudtrainError as error:

@@ -120,8 +120,9 @@ class Registry:
             if rows[0]["state"] in ACTIVE or rows[0]["number"] + 1 != attempt.number:
                 hint = f"cloudtrain logs -f {attempt.job_id}"
                 raise UsageError(f"`{attempt.job_id}` is being resumed already", hint=hint)
-            values = (json.dumps(config), json.dumps(bundle), attempt.job_id)
-            self.database.execute("UPDATE jobs SET config = ?, bundle = ? WHERE id = ?", values)
+            values = (json.dumps(config), json.dumps(bundle), attempt.submitter.get("backend"), attempt.job_id)
+            changes = "config = ?, bundle = ?, backend = COALESCE(?, backend)"
+            self.database.execute(f"UPDATE jobs SET {changes} WHERE id = ?", values)
             self._insert(attempt)
 
     def adopt(self, job: Job, ref: dict[str, Any]) -> None:
@@ -166,10 +167,10 @@ class Registry:
         """Store that this process sends the attempt in line; return whether no other process was faster."""
         number = attempt.submitter.get("try", 0) + 1
         submitter = json.dumps({**attempt.submitter, **this_process(), "queued": True, "try": number})
+        only = f"AND phase = 'queued' {_same_try(attempt)}"
+        created: dict[str, Any] = {"created_s": time.time()} if "places" in attempt.submitter else {}  # the send begins
         with self.database.transaction():
-            return self._update(
-                attempt, f"AND phase = 'queued' {_same_try(attempt)}", phase="intent", submitter=submitter
-            )
+            return self._update(attempt, only, phase="intent", submitter=submitter, **created)
 
     def exchange(self, attempt: Attempt, job: Job) -> None:
         """Give the claimed attempt the candidate's plan and request, and the job the candidate's config."""

@@ -102,7 +102,7 @@ def with_machines(attempts: Sequence[Attempt]) -> list[Attempt]:
 
 
 def moved(attempts: Sequence[Attempt]) -> tuple[int, str]:
-    """Return the number of the move within the newest attempt, and the move in words; "" without a move.
+    """Return a number of the move, unique within the newest attempt, and the move in words; "" without a move.
 
     The words name the last candidate, why the job has left the candidate, and the present or next candidate.
     """
@@ -113,7 +113,7 @@ def moved(attempts: Sequence[Attempt]) -> tuple[int, str]:
     names = [name_of((each.candidate, each.backend, "", each.region, each.machine, each.spot)) for each in known[-2:]]
     due = f" at {moment(now.at_s)} UTC" if now.state == "next" else ""
     words = f"{names[0]}: {before.result}; next: {names[1]}{due}"
-    return int(newest.submitter.get("try", 0)), words
+    return 1000 * now.round + now.candidate, words
 
 
 def why(state: State) -> str:
