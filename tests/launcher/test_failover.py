@@ -6,6 +6,7 @@ Random tables of scarce machines (doubles/scarce.py) meet two drivers, which die
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -223,6 +224,12 @@ def check_table(seed: int) -> None:
         if "until" in rules["limits"] and job is not None:
             end_s = job.created_s + {"2h": 7200, "1h": 3600}[rules["limits"]["until"]]
             assert all(at_s <= end_s + 1 for at_s, _, _ in platform.tries)
+
+
+def test_search_ends_where_no_place_can_read_the_checkpoints() -> None:
+    """An infinite time of the next send would be no time at all."""
+    assert failover.choose(0, 1, [math.inf, math.inf], 9, None, 100.0) is None
+    assert failover.choose(0, 1, [math.inf, 0.0], 9, None, 100.0) == failover.NextTry(100.0, 1, 1)
 
 
 @pytest.mark.parametrize("block", range(10))

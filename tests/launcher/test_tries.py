@@ -200,13 +200,13 @@ def test_move_is_an_alert_and_no_failure(
     ended = replace(moved, attempt=registry.attempt(moved, 1))
     assert ended.attempt.state.reason == "no_machines"
     ((key, text),) = told(registry, monkeypatch, ended)
-    assert key == "moved:2:0"
+    assert key == "moved:2:1002"
     assert f"candidate 1 (us-east-1, ml.p5.48xlarge, spot): no machines: {EMPTY}" in text
     assert "next: candidate 2 (us-west-2, ml.p5.48xlarge) at 2026-11-30 00:53:20 UTC" in text
 
 
 def test_alert_of_the_second_refusal_has_its_own_key(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each refusal moves the same attempt: the key counts the moves."""
+    """Each refusal moves the same attempt: the key has the round and the candidate."""
     monkeypatch.setattr(time, "time", lambda: NOW_S)
     submitter = {**COURSE, "candidate": 0}
     job, _ = registry.add(
@@ -216,7 +216,10 @@ def test_alert_of_the_second_refusal_has_its_own_key(registry: Registry, monkeyp
     for _ in range(2):
         failover.refused(registry, job, registry.attempt(job, 1), failover.CapacityError(QUOTA))
         keys += [key for key, _ in told(registry, monkeypatch, registry.find("job"))]
-    assert keys == ["moved:1:1", "moved:1:2"]
+    assert keys == ["moved:1:1001", "moved:1:1002"]
+    before = tries.moved(registry.attempts(job))
+    assert registry.claim(registry.attempt(job, 1))  # a try to send the same candidate is no further move
+    assert tries.moved(registry.attempts(job)) == before
 
 
 def test_move_after_a_resume_with_other_candidates_names_both_places(registry: Registry, moved: Job) -> None:
