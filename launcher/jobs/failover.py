@@ -303,14 +303,15 @@ def _place(prepared: Prepared) -> list[Any]:
 
     The account has the number of machines: two may be free where four are not.
     """
-    config, backend = prepared.config, prepared.backend
+    from ..planning.prepared import region_of
+
+    config = prepared.config
     block = getattr(config, config.backend, None)
     set_to = [[str(getattr(block, key)) for key in keys if getattr(block, key, None)] for keys in (_ACCOUNT, _POOL)]
     account, pool = map(" ".join, set_to)
     account = f"{account} {prepared.plan.instances}".strip()
-    region = (backend.price_region(config) if isinstance(backend, backends.Priced) else None) or ""
     machine = config.resources.instance_type or config.resources.accelerators or prepared.plan.machine
-    return [config.backend, account, region, f"{machine} {pool}".strip(), config.resources.spot]
+    return [config.backend, account, region_of(prepared) or "", f"{machine} {pool}".strip(), config.resources.spot]
 
 
 def _position_of(attempt: Attempt) -> int:

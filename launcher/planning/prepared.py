@@ -106,7 +106,7 @@ def store_of(each: Prepared) -> str:
         return str(config.checkpoint.mirror)
     place = config.checkpoint.uri or getattr(block, "bucket", None) or getattr(block, "staging_bucket", None)
     parts = (str(getattr(block, key, None) or "") for key in _STORED_BY)
-    return " ".join(filter(None, (config.backend, place) if place else (config.backend, *parts, _region(each))))
+    return " ".join(filter(None, (config.backend, place) if place else (config.backend, *parts, region_of(each))))
 
 
 def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ def candidates_of(prepared: Prepared) -> list[dict[str, Any]]:
         {
             "candidate": each.candidate,
             "backend": each.config.backend,
-            "region": _region(each),
+            "region": region_of(each),
             "spot": each.config.resources.spot,
             "types_moved_by": each.config.backend if each.plan.lists_machines else None,
             "request": each.request.body,
@@ -133,7 +133,7 @@ def cells(each: Prepared) -> dict[str, str]:
     split = () if batch is None else (batch.micro_size, batch.accumulation, batch.data_ranks(plan.ranks))
     return {
         "candidate": str(each.candidate),
-        "place": " ".join(filter(None, [each.config.backend, _region(each)])),
+        "place": " ".join(filter(None, [each.config.backend, region_of(each)])),
         "machine": plan.machine or "-",
         "price": "-" if plan.price_micro == 0 else kind,
         "ranks": f"{plan.instances} x {plan.nproc_per_node} = {plan.ranks}",
@@ -144,7 +144,8 @@ def cells(each: Prepared) -> dict[str, str]:
     }
 
 
-def _region(each: Prepared) -> str | None:
+def region_of(each: Prepared) -> str | None:
+    """Return the region of the job's machines; None on a backend without regions."""
     backend = each.backend
     return backend.price_region(each.config) if isinstance(backend, backends.Priced) else None
 
