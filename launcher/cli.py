@@ -78,8 +78,18 @@ SECTIONS = {
     },
 }
 COMMANDS = {name: summary for commands in SECTIONS.values() for name, summary in commands.items()}
+FIRST = ("init", "doctor", "plan", "submit", "status", "logs", "stop", "resume", "list", "watch")  # in the short help
 INTERRUPT_AGAIN_S = 0.01  # between two looks whether the hook of a lost interrupt has ended
 ALIASES = {"run": "submit", "render": "submit", "ps": "list", "cancel": "stop", "ssh": "exec"}
+_ALL = "cloudtrain.all"  # key in the meta of click's context: `--help --all`
+_FURTHER = """A job's exit code is the command's: 0 done, 1 failed, 2 usage, 3 config, 4 credentials, 5 capacity,
+6 budget, 7 backend unreachable, 8 no such job, 9 stopped by a user, 124 wait timed out, 130 interrupted (the job
+runs on).
+
+JOB is an id, the beginning of an id, a name (its newest job; `rm` and `stop` take ids if several jobs have the name),
+or `last`: the newest job of all projects on this machine.
+
+--debug, anywhere, shows the traceback of an error."""
 
 
 class _Commands(click.Group):
@@ -105,12 +115,27 @@ class _Commands(click.Group):
         words = COMMANDS | {alias: f"is {name}" for alias, name in ALIASES.items()}
         return [CompletionItem(word, help=summary) for word, summary in words.items() if word.startswith(incomplete)]
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = [*args[1:], "--help"] if args[:1] == ["help"] else args  # `help`, `help submit`, `help --all`
+        if {"--all"} < set(args) <= {"--all", "-h", "--help"}:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        for title, commands in SECTIONS.items():
+        sections = SECTIONS if _ALL in ctx.meta else {"Commands": {name: COMMANDS[name] for name in FIRST}}
+        for title, commands in sections.items():
             with formatter.section(title):
                 formatter.write_dl([(f"{name:<10}", summary) for name, summary in commands.items()])
-        with formatter.section("Aliases"):
-            formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop, ssh = exec")
+        if _ALL in ctx.meta:
+            with formatter.section("Aliases"):
+                formatter.write_text("run = submit, render = submit --dry-run, ps = list, cancel = stop, ssh = exec")
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        more = f"The other {len(COMMANDS) - len(FIRST)} commands, and the exit codes: cloudtrain --help --all"
+        for text in _FURTHER.split("\n\n") if _ALL in ctx.meta else (more, "Of a command: cloudtrain COMMAND --help"):
+            formatter.write_paragraph()
+            formatter.write_text(text.replace("\n", " "))
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -129,16 +154,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cloudtrain", prog_name="cloudtrain", message="%(prog)s %(version)s")
 def cli() -> None:
-    """One config, one command, a distributed PyTorch run: here, on your machines, on the managed clouds.
-
-    A job's exit code is the command's: 0 done, 1 failed, 2 usage, 3 config, 4 credentials, 5 capacity, 6 budget,
-    7 backend unreachable, 8 no such job, 9 stopped by a user, 124 wait timed out, 130 interrupted (the job runs on).
-
-    JOB is an id, the beginning of an id, a name (its newest job; `rm` and `stop` take ids if several jobs have the
-    name), or `last`: the newest job of all projects on this machine.
-
-    --debug, anywhere, shows the traceback of an error.
-    """
+    """One config, one command, a distributed PyTorch run: here, on your machines, on the managed clouds."""
 
 
 def main() -> None:

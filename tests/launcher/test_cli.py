@@ -48,12 +48,25 @@ def test_errors_have_the_published_exit_codes() -> None:
 
 def test_help_and_version_are_data(cli: Any) -> None:
     """The help lists every command; no command has the name `alerts`: the error names `watch` and `notify`."""
-    result = cli("--help")
+    result = cli("--help", "--all")
     assert (result.code, result.stderr) == (0, "")
     assert all(f"  {name} " in result.stdout for name in commandline.COMMANDS)
     assert cli("--version").stdout.startswith("cloudtrain 0.")
     done = cli("alerts")
     assert (done.code, "`watch` sends alerts" in done.stderr, "`notify`" in done.stderr) == (2, True, True)
+
+
+def test_help_has_ten_commands_and_names_the_rest(cli: Any) -> None:
+    """`--help --all` has all commands and the exit codes; `help` and no word at all show the short help."""
+    short, whole = cli("--help"), cli("--help", "--all")
+    shown = [line.split()[0] for line in short.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()]
+    assert shown == ["init", "doctor", "plan", "submit", "status", "logs", "stop", "resume", "list", "watch"]
+    assert "cloudtrain --help --all" in short.stdout
+    assert "124 wait timed out" in whole.stdout
+    assert cli("help").stdout == short.stdout
+    assert cli("help", "--all").stdout == cli("--all", "-h").stdout == whole.stdout
+    assert cli("help", "stop").stdout == cli("stop", "--help").stdout
+    assert short.stdout in cli().stderr
 
 
 @pytest.mark.parametrize(
