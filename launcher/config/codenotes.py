@@ -46,19 +46,6 @@ _DEFAULT = (r"[\"']\s*(?:,|\)\s*(?:is|or|and|:))", r"[\"']\s*[,)]")
 _OF_SHELL = re.compile(r"(?<!\$)\$\{?(?!CLOUDTRAIN_)([A-Z]\w+)\b", re.ASCII)
 _LOOPBACK = re.compile(r"tcp://(localhost|127\.)")
 _LOCAL_RANK = re.compile(r"""(?:add_argument|option)\(\s*(?:["']-\w["'],\s*)?["'](--local[_-]rank)["']""")
-_COUNT, _STARTS = "`resources.instances` and `distributed.nproc_per_node` count", "cloudtrain starts the ranks"
-_OF_LAUNCHERS = {  # options, with a remedy each
-    "torchrun": {
-        **dict.fromkeys(("nnodes", "nproc_per_node"), _COUNT),
-        **dict.fromkeys(("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "standalone"), _STARTS),
-        "max_restarts": "`distributed.max_restarts` counts",
-    },
-    "deepspeed": {
-        **dict.fromkeys(("hostfile", "include", "exclude"), "`backend: ssh` has machines in `ssh.hosts`"),
-        **dict.fromkeys(("num_nodes", "num_gpus"), _COUNT),
-        **dict.fromkeys(("master_addr", "master_port", "launcher", "no_local_rank"), _STARTS),
-    },
-}
 
 
 def notes_of(config: JobConfig, folder: Path, ranks: int = 1, *, knows_torch: bool = False) -> Iterator[str]:
@@ -269,11 +256,13 @@ def _accelerate(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
 
 def _launchers(config: JobConfig, script: str, folder: Path) -> Iterator[str]:
     """Yield notes on what other launchers would read: options among `args`, and a file of variables of DeepSpeed's."""
+    from . import launch_line  # of a script alone
+
     text, words = text_of(folder / script), [word.partition("=")[0] for word in config.args if word.startswith("--")]
     named = {word: word[2:].replace("-", "_") for word in words}
     has_deepspeed = "deepspeed" in text or "--deepspeed" in words
     for launcher in ("torchrun", *(["deepspeed"] if has_deepspeed else [])):
-        options = _OF_LAUNCHERS[launcher]
+        options = {name: it for name, it in launch_line.remedies(launcher).items() if it and not it.startswith("!")}
         for word, name in named.items():
             if name in options and not re.search(rf"\b{name.replace('_', '[-_]')}\b", text):
                 yield f"args: {word} is an option of the `{launcher}` launcher: leave it out; {options[name]}"

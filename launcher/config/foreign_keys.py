@@ -109,23 +109,23 @@ profiles extends defaults include: one file says it all; `--set key=value` chang
 """
 
 
-def _entries(table: str) -> dict[str, str]:
+def entries(table: str) -> dict[str, str]:
     """Return the text behind each colon by the text before it. An indented line continues the line above."""
     lines = re.sub(r"\n +", " ", table.strip()).splitlines()
     return {before: behind.strip() for before, _, behind in (line.partition(":") for line in lines)}
 
 
 @functools.cache
-def _ours() -> dict[str, str]:
+def our_keys() -> dict[str, str]:
     """Return a mapping from each foreign name to the key of cloudtrain."""
-    names = {name: ours for ours, theirs in _entries(_CALLED).items() for name in theirs.split()}
+    names = {name: ours for ours, theirs in entries(_CALLED).items() for name in theirs.split()}
     for backend in backend_names():
         for key, theirs in traits(backend).foreign_keys.items():
             names |= dict.fromkeys(theirs.split(), f"{backend}.{key}")
     return names
 
 
-_ADVICE = {name: advice for names, advice in _entries(_SAID).items() for name in names.split()}
+_ADVICE = {name: advice for names, advice in entries(_SAID).items() for name in names.split()}
 
 # Foreign names of `task`, `script` and `module`: a config with such a key does name a program to run.
 RUNNABLE = frozenset(name for name, advice in _ADVICE.items() if "`script: train.py`" in advice)
@@ -135,7 +135,7 @@ def advice(name: str, section: str = "") -> str:
     """Return the advice for a key of a foreign tool, first for a key of this section; empty text if unknown."""
     if section and (said := advice(f"{section}.{name}")):
         return said
-    return f"it is `{_ours()[name]}` here" if name in _ours() else _ADVICE.get(name, "")
+    return f"it is `{our_keys()[name]}` here" if name in our_keys() else _ADVICE.get(name, "")
 
 
 def sibling(section: str, name: str) -> str:
