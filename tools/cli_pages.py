@@ -78,6 +78,12 @@ to the code. What the keys of the config file mean: [config.md](config.md). Walk
 | 124 | `wait --timeout`: not over yet |
 | 130 | interrupted; the job runs on |
 
+A job of a script needs no config file: `cloudtrain submit train.py --instances 2 -- --lr 3e-4`, or the command line of
+today, `cloudtrain submit -- torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 3e-4` (also `python train.py`,
+`python -m pkg.train`, `accelerate launch`). The command shows the config that it makes, and `--save` writes it as
+`cloudtrain.yaml`. If that file is there already, its backends, limits and budget count, and the script takes the place
+of its program. `plan`, `validate` and `rehearse` take the same words.
+
 With `--json` a call that is refused also prints `{{"error": {{"message", "where", "hint", "exit_code"}}}}` on standard
 output: what stands there is always JSON, and all talk goes to standard error.
 """

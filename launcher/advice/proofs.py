@@ -141,6 +141,8 @@ def _advice(prepared: Prepared) -> str:
     early = PREEMPT_AT if most is None else max(1, min(PREEMPT_AT, most - 2))
     at, more = (str(early), "") if config.task is not None else ("STEP", ", with a step after the script's first save,")
     named = [] if file == DEFAULT_FILE else ["-f", file]
+    if config.script and not named and not prepared.config_file.exists():
+        named = [config.script]
     kept = [each for each in prepared.settings if each.partition("=")[0].strip() not in _NOT_REPEATED]
     given = [word for each in kept for word in ("--set", each)]
     words = ["cloudtrain", "rehearse", *named, "--backend", config.backend, *given, "--preempt-at", at]

@@ -9,10 +9,10 @@ import click
 from ..errors import UsageError
 from ..jobs.approval import approved
 from ..text.terminal import print_json, say
-from .options import Overrides, WholeNumber, config_options, json_option, yes_option
+from .options import Overrides, WholeNumber, config_command, config_options, json_option, yes_option
 
 
-@click.command("diagnose")
+@config_command("diagnose")
 @config_options
 @click.option("--steps", type=WholeNumber(min=5), default=30, show_default=True, help="Steps of each of the runs.")
 @yes_option

@@ -6,13 +6,11 @@ import time
 from collections.abc import Mapping
 from functools import partial
 
-import click
-
 from ..text.terminal import print_json, print_lines, say
-from .options import Overrides, config_options, json_option
+from .options import Overrides, config_command, config_options, json_option
 
 
-@click.command("notify")
+@config_command("notify")
 @config_options
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import os
+import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,11 +18,16 @@ from click.shell_completion import CompletionItem
 
 from ..backend_table import ALL, CHEAPEST
 from ..errors import ConfigError, UsageError
+from ..text.terminal import say, say_each
 
 if TYPE_CHECKING:
+    from ..config.launch_line import Program
     from ..config.schema import JobConfig
 
 DEFAULT_FILE = "cloudtrain.yaml"
+LAUNCHER = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|bash|sh|[^/]+\.sh)")
+_ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
+_OF_PROGRAMS = ("task", "script", "module", "args", "resume_args", "training", "params", "evaluate", "sweep")
 
 
 class WholeNumber(click.IntRange):
@@ -29,6 +36,22 @@ class WholeNumber(click.IntRange):
     name = "whole number"
 
 
+class _ConfigCommand(click.Command):
+    """Keeps the words after `--` apart from FILE; a launcher's command line may also stand without `--`."""
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
+        for at, word in enumerate(args):
+            if word == "--" or (LAUNCHER.fullmatch(word) and (at == 0 or args[at - 1] not in valued)):
+                args, ctx.meta[_ARGS] = args[:at], args[at + (word == "--") :]
+                break
+        return super().parse_args(ctx, args)
+
+
+config_command = functools.partial(click.command, cls=_ConfigCommand)  # of a command with `config_options`
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -176,8 +199,28 @@ class Overrides:
 
     def words(self, backend: str) -> str:
         """Return the options of a command for the same job on the backend, quoted for a shell."""
-        file = [] if str(self.file) == DEFAULT_FILE else ["-f", str(self.file)]
-        return shlex.join([*file, "--backend", backend, *(word for each in self.settings for word in ("--set", each))])
+        file, settings = [] if str(self.file) == DEFAULT_FILE else ["-f", str(self.file)], self.settings
+        if settings[1:] and settings[1].startswith("script=") and not self.file.exists():  # of a script without a file
+            file, settings = [json.loads(settings[1][7:])], settings[2:]
+        return shlex.join([*file, "--backend", backend, *(word for each in settings for word in ("--set", each))])
+
+    def as_yaml(self) -> str:
+        """Return the config file of a job without one; `${NAME}` stays, and stands in place of a secret in `env`."""
+        import yaml
+
+        from .. import config
+        from ..config.yamlfile import SECRET_NAME
+
+        backend = [f"backend={self.backend}"] if self.backend and not self.compares() else []
+        pairs = [each.partition("=")[::2] for each in (*self.assignments(self.backend), *backend)]
+        is_secret = {key for key, _ in pairs if key.startswith("env.") and SECRET_NAME.search(key)}
+        typed = [
+            f"{key}={'$${' + key[4:] + '}' if key in is_secret else text.replace('${', '$${')}" for key, text in pairs
+        ]
+        data = config.written(self.file, (), typed)
+        data["resources"] = {key: value for key, value in data.get("resources", {}).items() if value is not None}
+        dump = functools.partial(yaml.safe_dump, default_flow_style=True, allow_unicode=True, width=1_000_000)
+        return "".join(f"{key}: {str(dump([value]))[1:-2]}\n" for key, value in data.items() if value not in ([], {}))
 
     def placing(self) -> AbstractContextManager[None]:
         """Add the place in the file to the errors of the block."""
@@ -208,59 +251,111 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         file: Path,
         given: Path | None,
         backend: str | None,
-        instances: int | None,
-        accelerators: str | None,
-        instance_type: str | None,
-        spot: bool | None,
         settings: tuple[str, ...],
         price_micro: int | None,
         budget_micro: int | None,
+        save: bool,
         **rest: Any,
     ) -> Any:
-        file = _one_file(file, given, settings)
+        words = click.get_current_context().meta.get(_ARGS)
+        file, program = _named(file, given, words, settings)
         # The typed options become settings, and win over `--set`.
-        typed = [f"resources.instances={instances}"] if instances is not None else []
+        machines = {name: rest.pop(name) for name in ("instances", "accelerators", "instance_type", "spot")}
+        typed = [f"resources.{name}={json.dumps(value)}" for name, value in machines.items() if value is not None]
+        chosen = [name for name in ("accelerators", "instance_type") if machines[name] is not None]
+        if len(chosen) == 2:
+            message = "--accelerators and --instance-type both name the machines"
+            raise UsageError(message, hint="give one of them: an instance type has its own accelerators")
+        if chosen:  # in place of the file's
+            typed.append(f"resources.{'instance_type' if chosen == ['accelerators'] else 'accelerators'}=null")
         if budget_micro is not None:
             from ..text.units import format_money
 
             require_one_budget(settings)
             typed.append(f"budget.limit={format_money(budget_micro)}")
-        if accelerators is not None and instance_type is not None:
-            message = "--accelerators and --instance-type both name the machines"
-            raise UsageError(message, hint="give one of them: an instance type has its own accelerators")
-        if accelerators is not None:
-            typed += [f"resources.accelerators={json.dumps(accelerators)}", "resources.instance_type=null"]
-        if instance_type is not None:
-            typed += [f"resources.instance_type={json.dumps(instance_type)}", "resources.accelerators=null"]
-        if spot is not None:
-            typed.append(f"resources.spot={str(spot).lower()}")
         if backend == "":
             raise UsageError("--backend needs a name", hint="cloudtrain backends")
-        return command(Overrides(file, backend, (*settings, *typed), price_micro), **rest)
+        if (words := words if program is None else program.args) is not None:
+            typed.append(f"args={json.dumps(words, ensure_ascii=False)}")
+        if program is None and save:
+            raise UsageError("--save writes the config of a script", hint="cloudtrain submit train.py --save")
+        overrides = Overrides(file, backend, (*settings, *typed), price_micro)
+        return command(overrides if program is None else _with_program(overrides, program, save=save), **rest)
 
     for option in reversed(_CONFIG_OPTIONS):
         with_overrides = option(with_overrides)
     return with_overrides
 
 
-def _one_file(file: Path, given: Path | None, settings: Sequence[str]) -> Path:
-    """Return the config file of -f or of FILE. Raises UsageError for a script, half a setting, or two files."""
-    if given is None:
-        return file
-    if settings and given.name.endswith(("]", "}")) and not given.exists():
-        key = settings[-1].partition("=")[0]
-        hint = f"quote the value: --set '{key}=...'"
-        raise UsageError(f"the shell has split the value of `{key}` at a space: `{given}` is the rest", hint=hint)
-    if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
-        raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
-    if given.suffix in (".py", ".sh"):
-        hint = f"`cloudtrain init --kind script` writes a config file; its key is `script: {given}`"
-        raise UsageError(f"`{given}` is a script, and a job is described by a config file", hint=hint)
-    return given
+def _named(
+    file: Path, given: Path | None, words: Sequence[str] | None, settings: Sequence[str]
+) -> tuple[Path, Program | None]:
+    """Return the config file, and the program of SCRIPT or of the words behind `--`. Raises UsageError."""
+    script = [str(given)] if given is not None and given.suffix in (".py", ".sh", ".ipynb") else []
+    first = words[0] if words else "-"
+    is_line = LAUNCHER.fullmatch(first) or not (given or first.startswith("-") or file.exists())
+    if given is not None and not script:
+        if settings and given.name.endswith(("]", "}")) and not given.exists():
+            key = settings[-1].partition("=")[0]
+            hint = f"quote the value: --set '{key}=...'"
+            raise UsageError(f"the shell has split the value of `{key}` at a space: `{given}` is the rest", hint=hint)
+        if _is_typed_file():
+            raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
+        file = given
+    if script and is_line:
+        raise UsageError(f"`{given}` and `{shlex.join(words or ())}` are two programs", hint="give one of them")
+    if not script and not is_line:
+        return file, None
+    from ..config import launch_line
+
+    program = launch_line.read([*script, *(words or ())])
+    return file, program._replace(args=None) if words is None else program
+
+
+def _is_typed_file() -> bool:
+    return click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
+
+
+def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Overrides:
+    """Return the overrides with this program in place of the file's, or as the whole config if there is no file."""
+    from .. import config
+    from ..job import name_of
+
+    file, name, own = overrides.file, program.name, dict[str, Any]()
+    is_there = file.exists() or _is_typed_file()
+    if is_there:
+        if save:
+            raise UsageError(f"{file} exists, and is not replaced", hint="leave --save out, or rename the file")
+        found = config.written(file, ())
+        own = found if isinstance(found, dict) else {}
+    if program.key == "script":  # the config has the path below the code folder
+        code = config.written(file, ("code", "dir")) if is_there else None
+        name = Path(os.path.relpath(name, file.parent / str(code or "."))).as_posix()
+    say_each(filter(None, [program.note]))
+    settings = (f"{program.key}={json.dumps(name)}", *program.settings)
+    if is_there:
+        gone = [key for key in _OF_PROGRAMS if key in own] if own.get(program.key) != name else []
+        place = f" in place of its {', '.join(f'`{key}`' for key in gone)}" if gone else ""
+        say(f"{file} is used, with `{program.key}: {name}`{place}")
+        nulls = (f"{key}=null" for key in gone if key != program.key)
+        return replace(overrides, settings=(*nulls, *settings, *overrides.settings))
+    packages = ["requirements=requirements.txt"] if Path("requirements.txt").is_file() else []
+    overrides = replace(overrides, settings=(f"name={name_of(Path())}", *settings, *packages, *overrides.settings))
+    text = overrides.as_yaml()
+    say(f"no {DEFAULT_FILE} here: the job has this config{'' if save else ', and --save writes it'}")
+    say_each(f"  {line}" for line in text.splitlines())
+    if not save:
+        return overrides
+    overrides.load(overrides.backends()[0])
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror or error}") from error
+    return Overrides(file, overrides.backend if overrides.compares() else None, ())
 
 
 _CONFIG_OPTIONS = (
-    click.argument("given", required=False, metavar="[FILE]", type=click.Path(path_type=Path)),
+    click.argument("given", required=False, metavar="[FILE|SCRIPT]", type=click.Path(path_type=Path)),
     click.option(
         "-f",
         "--file",
@@ -288,4 +383,5 @@ _CONFIG_OPTIONS = (
         callback=reads("parse_money"),
         help="Most the job may cost, all attempts together: budget.limit.",
     ),
+    click.option("--save", is_flag=True, help=f"Of a SCRIPT without a file: write its config as {DEFAULT_FILE}."),
 )

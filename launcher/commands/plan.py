@@ -12,13 +12,13 @@ from ..errors import ConfigError, Fault
 from ..text import visible
 from ..text.tables import width, wrapped
 from ..text.terminal import print_json, print_lines, print_text, say
-from .options import Overrides, config_options, examples, json_option
+from .options import Overrides, config_command, config_options, examples, json_option
 
 if TYPE_CHECKING:
     from ..jobs.compare import BackendOffer
 
 
-@click.command(
+@config_command(
     "plan", epilog=examples("cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8")
 )
 @config_options

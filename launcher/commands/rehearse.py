@@ -16,7 +16,7 @@ from ..errors import CloudtrainError, UsageError
 from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
 from ..text import addresses
 from ..text.terminal import print_json, print_text, say
-from .options import Overrides, WholeNumber, config_options, examples, json_option, reads
+from .options import Overrides, WholeNumber, config_command, config_options, examples, json_option, reads
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -38,7 +38,7 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
     return value
 
 
-@click.command(
+@config_command(
     "rehearse",
     epilog=examples(
         "cloudtrain rehearse --preempt-at 20", "cloudtrain rehearse --backend sagemaker --steps 3 --nproc 1"

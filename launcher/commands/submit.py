@@ -18,7 +18,7 @@ from ..job import require_name
 from ..jobs.approval import approved, require_allowed
 from ..text.tables import labelled, width
 from ..text.terminal import print_json, say, say_each
-from .options import Overrides, config_options, examples, json_option, yes_option
+from .options import Overrides, config_command, config_options, examples, json_option, yes_option
 
 if TYPE_CHECKING:
     from ..backend import Request
@@ -27,27 +27,13 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
     from ..store.registry import Registry
 
-_ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 
-
-class _Submit(click.Command):
-    """Keeps the words after `--` apart from FILE."""
-
-    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if "--" in args:
-            at = args.index("--")
-            args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
-        return super().parse_args(ctx, args)
-
-
-@click.command(
+@config_command(
     "submit",
-    cls=_Submit,
     epilog=examples(
         "cloudtrain submit job.yaml -- --lr 0.1",
+        "cloudtrain submit train.py --instances 2 -- --lr 0.1",
+        "cloudtrain submit -- torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 0.1",
         "cloudtrain submit --instances 2",
         "cloudtrain submit --backend sagemaker --dry-run -o request",
         "cloudtrain submit -d --set training.max_steps=500 --budget 20",
@@ -89,8 +75,10 @@ def command(
 
     FILE is the config file, as with -f; ARGS take the place of the config's `args`. The exit code is the job's.
     Closing the terminal does not stop the job.
+
+    SCRIPT needs no file; with cloudtrain.yaml beside it, it takes the place of the program there. ARGS may also be
+    a whole command line of torchrun, python or accelerate launch.
     """
-    overrides = _with_words(overrides)
     if queue:
         overrides = replace(overrides, settings=(*overrides.settings, "queue.wait=true"))
     if name is not None:
@@ -111,21 +99,13 @@ def command(
     return 1 if sent is None else _follow(*sent, detach=detach, as_json=as_json)
 
 
-@click.command("render", cls=_Submit)
+@config_command("render")
 @config_options
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
 @json_option
 def render(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(_with_words(overrides), output, as_json)
-
-
-def _with_words(overrides: Overrides) -> Overrides:
-    """Return the overrides with ARGS of the command line."""
-    words = click.get_current_context().meta.get(_ARGS)
-    if words is None:
-        return overrides
-    return replace(overrides, settings=(*overrides.settings, f"args={json.dumps(words, ensure_ascii=False)}"))
+    return _dry_run(overrides, output, as_json)
 
 
 def _send(

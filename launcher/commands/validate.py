@@ -16,13 +16,13 @@ from ..planning import secret_files
 from ..planning.prepare import few_averages, require_a_plan
 from ..planning.request_rules import notes_of
 from ..text.terminal import say_each
-from .options import Overrides, config_options, json_option
+from .options import Overrides, config_command, config_options, json_option
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 
-@click.command("validate")
+@config_command("validate")
 @config_options
 @json_option
 def command(overrides: Overrides, as_json: bool) -> int:
@@ -56,7 +56,7 @@ def command(overrides: Overrides, as_json: bool) -> int:
         return 0
     instances = job.resources.instances
     on = f"backend{'s' * (len(names) > 1)} {', '.join(names)}"
-    click.echo(f"{file}: ok ({on}, {counted(instances, 'instance')})")
+    click.echo(f"{file if file.exists() else 'the job'}: ok ({on}, {counted(instances, 'instance')})")
     return 0
 
 

@@ -49,7 +49,7 @@ def load(
     ConfigError with every fault: first the faults in the file, in the file's order, then those of the command line.
     """
     environ = os.environ if environ is None else environ
-    parsed = yamlfile.parse(_text(path), os.fspath(path), environ)
+    parsed = yamlfile.parse(_text(path, overrides), os.fspath(path), environ)
     if parsed.root is None:
         empty = Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
         raise ConfigError(parsed.faults or [empty])
@@ -229,7 +229,7 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
 
 def _tree(path: Path, overrides: Sequence[str]) -> YamlNode | None:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
-    root = yamlfile.parse(_text(path), os.fspath(path), os.environ).root
+    root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root
     for assignment in overrides:
         if root is not None and isinstance(root.value, dict):
             root, _ = _applied(root, "--set", assignment, os.environ)
@@ -291,12 +291,19 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
     return YamlNode(members, node.place if node is not None and isinstance(node.value, dict) else place)
 
 
-def _text(path: Path) -> str:
+def is_whole(overrides: Sequence[str]) -> bool:
+    """Return whether the overrides are the job of a command line without a file: they begin with name and program."""
+    return [each.partition("=")[0] for each in overrides[:2]] in (["name", "script"], ["name", "module"])
+
+
+def _text(path: Path, overrides: Sequence[str]) -> str:
     try:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder", hint=f"name the file: {path / DEFAULT_FILE}")
         return foreign.read(path, _LARGEST_FILE).decode("utf-8-sig")
     except FileNotFoundError:
+        if path.name == DEFAULT_FILE and is_whole(overrides):
+            return "{}"
         raise ConfigError(f"no file {path}", hint=_missing_file_hint(path)) from None
     except UnicodeDecodeError as exc:
         line = exc.object.count(b"\n", 0, exc.start) + 1
@@ -315,7 +322,7 @@ def _missing_file_hint(path: Path) -> str:
         return f"did you mean {folder / close[0]}?"
     if not path.suffix:  # likely a job's name
         return f"name a config file, not a job: for example {DEFAULT_FILE}"
-    return "`cloudtrain init` writes one; `-f FILE` names another"
+    return "`cloudtrain init` writes one; `-f FILE` names another; a script needs none: `cloudtrain submit train.py`"
 
 
 def _validated(root: YamlNode) -> tuple[JobConfig | None, list[Fault]]:

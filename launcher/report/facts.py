@@ -6,6 +6,8 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
+from shlex import join
 from typing import Any, TypeGuard
 
 from cloudtrain.entrypoints.format import dollars, failure, most, span
@@ -214,7 +216,10 @@ def commands(view: JobView) -> Iterator[Row]:
     if git.get("dirty") and job.bundle.get("path"):
         yield "with its changes", f"tar -xzf {job.bundle['path']} code"
     # Options of the command line are stored only in the config, and the file may have changed since.
-    yield "a new job of its file, without its options", f"cloudtrain submit -f {job.config_file}"
+    file, label, again = Path(job.config_file), "file, without its options", f"-f {job.config_file}"
+    if job.attempt.settings and not file.exists():  # of a script without a file
+        label, again = f"settings, in {file.parent}", join(f"--set={each}" for each in job.attempt.settings)
+    yield f"a new job of its {label}", f"cloudtrain submit {again}"
     yield "its lines", f"cloudtrain logs {job.id}"
 
 

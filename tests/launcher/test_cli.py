@@ -158,12 +158,10 @@ def test_config_errors_are_exit_code_3(cli: Any, project: MakeProject, line: str
     assert not (cli.home / "local").exists()
 
 
-def test_missing_config_and_a_script_in_its_place_name_init(cli: Any, project: MakeProject) -> None:
-    """The hints name `cloudtrain init`: a script is no config file; two config files are refused."""
+def test_missing_config_names_init_and_two_configs_are_refused(cli: Any, project: MakeProject) -> None:
+    """The hint names `cloudtrain init`."""
     result = cli("submit")
     assert (result.code, "cloudtrain init" in result.stderr) == (3, True)
-    done = cli("submit", "loop.py", "--", "--lr", "0.1", cwd=project())
-    assert (done.code, "cloudtrain init --kind script" in done.stderr) == (2, True), done.stderr
     done = cli("submit", "job.yaml", "-f", "cloudtrain.yaml", cwd=project())
     assert (done.code, "two config files" in done.stderr) == (2, True), done.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,104 @@ def test_launch_line_is_refused_with_what_to_do(line: str, message: str, hint: s
         launch_line.read(shlex.split(line))
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with a script and no config."""
+    (tmp_path / "train.py").write_text("import sys\nsys.exit(3)\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py --instances 2 --set distributed.nproc_per_node=2 -- --lr 3e-4 -n 10 'a b'",
+        "-- torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d train.py --lr 3e-4 -n 10 'a b'",
+        "--no-spot torchrun --nnodes 2 --nproc_per_node=2 train.py --lr 3e-4 -n 10 'a b'",
+        "./train.py --backend local --save --set distributed.nproc_per_node=2 --instances 2 -- --lr 3e-4 -n 10 'a b'",
+    ],
+)
+def test_job_without_a_file_is_the_job_of_its_file(cli: Any, folder: Path, line: str) -> None:
+    """The config is shown as YAML; --save writes it, and the file gives the same request."""
+    (folder / "requirements.txt").write_text("rich\n")
+    done = cli.ok("render", "--json", *shlex.split(line), cwd=folder)
+    assert "  script: train.py\n" in done.stderr
+    assert "  requirements: requirements.txt\n" in done.stderr
+    assert (folder / "cloudtrain.yaml").exists() == ("--save" in line)
+    if "--save" not in line:
+        cli.ok("validate", "--save", *shlex.split(line), cwd=folder)
+    saved = cli.ok("render", "--json", cwd=folder).json["request"]
+    assert saved["spec"]["run"]["args"] == ["--lr", "3e-4", "-n", "10", "a b"]
+    assert (saved["spec"]["nodes"], saved["spec"]["nproc_per_node"]) == (2, 2)
+    assert {**done.json["request"], "bundle": ""} == {**saved, "bundle": ""}  # the file is shipped, too
+
+
+def test_file_in_the_folder_keeps_its_keys_and_loses_its_program(cli: Any, folder: Path) -> None:
+    """Backend, limits and budget stay; keys of the other program go, in one line; --save replaces no file."""
+    file = folder / "cloudtrain.yaml"
+    file.write_text("name: t\ntask: task.py\ntraining: {epochs: 2}\nparams: {a: 1}\nlimits: {max_duration: 3h}\n")
+    done = cli.ok("plan", "train.py", cwd=folder)
+    place = "`script: train.py` in place of its `task`, `training`, `params`"
+    assert f"cloudtrain.yaml is used, with {place}\n" in done.stderr
+    assert "at most 3h" in done.stdout
+    refused = cli("submit", "train.py", "--save", cwd=folder)
+    assert (refused.code, "cloudtrain.yaml exists, and is not replaced" in refused.stderr) == (2, True)
+    file.write_text("name: t\nscript: src/main.py\nargs: [--a]\nlimits: {max_duration: 3h}\ncode: {dir: src}\n")
+    (folder / "src").mkdir()
+    for name in ("main.py", "other.py"):
+        (folder / "src" / name).write_text("")
+    file.write_text("name: t\nscript: main.py\nargs: [--a]\ncode: {dir: src}\n")
+    for name, args in (("main", ["--a"]), ("other", [])):
+        done = cli.ok("render", "--json", f"src/{name}.py", cwd=folder)
+        assert done.json["request"]["spec"]["run"]["args"] == args
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("submit -f no.yaml train.py", 3, "no file no.yaml"),
+        ("submit no.yaml -- torchrun train.py", 3, "no file no.yaml"),
+        ("submit nope.py", 3, "no file `nope.py`"),
+        ("submit train.py -- torchrun train.py", 2, "are two programs"),
+        ("submit run.sh", 2, "`run.sh` is none that it can read"),
+        ("submit --save", 2, "--save writes the config of a script"),
+        ("submit -- --lr 1", 3, "no file cloudtrain.yaml"),
+        ("submit --set script=train.py", 3, "no file cloudtrain.yaml"),
+    ],
+)
+def test_refusals_without_a_file(cli: Any, folder: Path, line: str, code: int, said: str) -> None:
+    """A missing file that was typed, a missing script, two programs, a shell script."""
+    done = cli(*line.split(), cwd=folder)
+    assert (done.code, said in done.stderr) == (code, True), done.stderr
+
+
+def test_job_without_a_file_lives_as_any_job(cli: Any, folder: Path, tmp_path_factory: Any) -> None:
+    """Status, report, compare, and resume from another folder: with its settings, then with a file saved since."""
+    done = cli("submit", "-y", "train.py", "--set", "distributed.max_restarts=0", "--", "--lr", "1", cwd=folder)
+    assert done.code == 1, done.stderr
+    other = tmp_path_factory.mktemp("other")
+    name = cli.ok("list", "--json", cwd=other).json["jobs"][0]["job"]
+    assert "exited with code 3" in cli("status", name, cwd=other).stdout
+    cli.ok("report", name, "-o", "report.html", cwd=other)
+    assert "cloudtrain submit --set=name=" in (other / "report.html").read_text()
+    again = cli.ok("resume", name, "--update-config", "--dry-run", "--json", cwd=other)
+    assert again.json["request"]["spec"]["run"]["args"] == ["--lr", "1"]
+    (folder / "cloudtrain.yaml").write_text("name: x\nscript: train.py\nlimits: {max_duration: 5h}\n")
+    assert "max_duration" in cli.ok("resume", name, "--update-config", "--dry-run", cwd=other).stderr
+
+
+def test_advice_about_a_job_without_a_file_names_its_script(cli: Any, folder: Path) -> None:
+    """Of the cheapest backend, and of a rehearsal before spot machines."""
+    block = "sagemaker={role: 'arn:aws:iam::123456789012:role/x', region: eu-west-1}"
+    line = ["plan", "train.py", "--set", block, "--accelerators", "A10G:1", "--backend"]
+    assert "cloudtrain submit train.py --backend sagemaker" in cli.ok(*line, "all", cwd=folder).stderr
+    spot = cli.ok(*line, "sagemaker", "--spot", "--set", "keep=[out/]", cwd=folder)
+    assert "cloudtrain rehearse train.py --backend sagemaker" in spot.stdout
+
+
+def test_secret_of_env_is_not_shown(cli: Any, folder: Path) -> None:
+    """The shown config, and the saved one, name the variable."""
+    shown = cli.ok("validate", "train.py", "--set", "env.HF_TOKEN=hf_value", cwd=folder).stderr
+    assert "env: {HF_TOKEN: '${HF_TOKEN}'}" in shown
+    assert "hf_value" not in shown
