@@ -141,13 +141,14 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and args[0] not in ALIASES and not args[0].startswith("-"):
+            from .config.foreign_words import command_line
+
+            if line := command_line(args, {*COMMANDS, *ALIASES}):
+                ctx.fail(f"There is no command `{args[0]}`; here: {line}")
             from difflib import get_close_matches
 
             close = get_close_matches(args[0], [*COMMANDS, *ALIASES], 1)
-            hint = f" Did you mean `{close[0]}`?" if close else ""
-            if args[0] in ("alert", "alerts"):
-                hint = " `watch` sends alerts while jobs run, and `notify` sends a test alert."
-            ctx.fail(f"There is no command `{args[0]}`.{hint}")
+            ctx.fail(f"There is no command `{args[0]}`.{f' Did you mean `{close[0]}`?' if close else ''}")
         return super().resolve_command(ctx, args)
 
 
@@ -208,9 +209,10 @@ def _run(argv: list[str], debug: bool, as_json: bool) -> int:
         say(f"error: {error}")
         return _ended(error.as_json(), as_json)
     except click.ClickException as error:
-        shown = io.StringIO()
+        shown, hint = io.StringIO(), _whole_number(error)
+        if advice := _option(error, argv):  # without the options that are alike in letters alone
+            error, hint = click.UsageError(error.message, getattr(error, "ctx", None)), advice
         error.show(shown)
-        hint = _whole_number(error) or _setting(error)
         say(shown.getvalue().rstrip("\n") + (f"\n  hint: {hint}" if hint else ""))
         fields = CloudtrainError(error.format_message(), hint=hint).as_json()
         return _ended({**fields, "exit_code": error.exit_code}, as_json)
@@ -243,22 +245,14 @@ def _whole_number(error: click.ClickException) -> str:
     return f"expected a whole number {numbers}, such as `{param.opts[-1]} {most or max(2, least or 0)}`"
 
 
-def _setting(error: click.ClickException) -> str:
-    """Return how to set the config key with the name of an unknown option, else an empty text."""
+def _option(error: click.ClickException, argv: list[str]) -> str:
+    """Return what to type in place of an unknown option, with its value; else an empty text."""
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
-    if all(param.name != "settings" for param in error.ctx.command.params):
-        return ""
-    if error.option_name == "--args" and error.ctx.command.name == "submit":
-        return "cloudtrain submit -- --epochs 10"
-    from shlex import quote
+    from .config.foreign_words import option_line
 
-    from .config.fields import as_yaml, field_at, keys_named
-
-    keys = keys_named(error.option_name.lstrip("-").replace("-", "_"))
-    fields = [(key, field) for key in keys if (field := field_at(tuple(key.split("."))))]
-    examples = [f"{key}={as_yaml((field.examples or ['VALUE'])[0])}" for key, field in fields[:3]]
-    return " or ".join(f"--set {quote(example)}" for example in examples)
+    known = {option for param in error.ctx.command.params for option in param.opts}
+    return option_line(error.ctx.info_name or "", error.option_name, argv, known)
 
 
 def _ended(error: dict[str, Any], as_json: bool) -> int:

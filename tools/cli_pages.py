@@ -84,6 +84,8 @@ today, `cloudtrain submit -- torchrun --nnodes 2 --nproc-per-node 8 train.py --l
 `cloudtrain.yaml`. If that file is there already, its backends, limits and budget count, and the script takes the place
 of its program. `plan`, `validate` and `rehearse` take the same words.
 
+A command or an option of another tool, as `cloudtrain kill JOB` or `--gpus 4`, is refused with what to type instead.
+
 With `--json` a call that is refused also prints `{{"error": {{"message", "where", "hint", "exit_code"}}}}` on standard
 output: what stands there is always JSON, and all talk goes to standard error.
 """

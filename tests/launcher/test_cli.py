@@ -430,10 +430,10 @@ def test_interrupt_during_the_imports_is_a_single_line(
 @pytest.mark.parametrize(
     ("line", "hint"),
     [
-        ("submit --max_duration 5", "--set limits.max_duration=12h"),
-        ("plan --max-steps=5", "--set training.max_steps=2000"),
+        ("submit --max_duration 5h", "--set limits.max_duration=5h"),
+        ("plan --max-steps=5", "--set training.max_steps=5"),
         ("submit --args --epochs", "cloudtrain submit -- --epochs 10"),
-        ("plan --args x", "--set 'args=[--epochs, \"10\"]'"),
+        ("plan --args x", "cloudtrain plan -- --epochs 10"),
         ("plan --set args=[--epochs, 400]", "quote the value: --set 'args=...'"),
         ("prune", "cloudtrain prune --older 30d"),
         ("submit --instances two", "expected a whole number of at least 1, such as `--instances 2`"),
