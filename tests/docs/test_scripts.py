@@ -36,10 +36,12 @@ FORMS = ["nanogpt", *(pytest.param(name, marks=pytest.mark.soak) for name in LON
 
 
 def test_page_shows_the_files() -> None:
-    """The page has the whole config of six scripts, each identical to its file."""
+    """The page has the configs of six scripts, each identical to its file; the machines and accounts of all once."""
     page = (ROOT / "docs" / "scripts.md").read_text(encoding="utf-8")
-    blocks = BLOCK.findall(page)
-    assert blocks == [(SCRIPTS / name / "cloudtrain.yaml").read_text(encoding="utf-8") for name in ON_THE_PAGE]
+    files = [(SCRIPTS / name / "cloudtrain.yaml").read_text(encoding="utf-8") for name in ON_THE_PAGE]
+    own, machines = zip(*(file.split("\n\nresources: ") for file in files), strict=True)
+    assert BLOCK.findall(page) == [f"{config}\n" for config in own]
+    assert re.findall(r"^```yaml\nresources: (.*?)^```$", page, re.MULTILINE | re.DOTALL) == [*set(machines)]
 
 
 @pytest.mark.parametrize("backend", BUILT_IN)
