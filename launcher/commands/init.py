@@ -17,6 +17,7 @@ from .options import DEFAULT_FILE, completes
 KINDS = ("task", "script")
 _BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
 BACKENDS = tuple(name for name in BUILT_IN if (_BLOCKS / f"{name}.yaml").is_file())
+SKILLS = (".agents/skills", ".claude/skills")  # the folder of the Agent Skills format, and of Claude Code
 SCRIPT = "train.py"  # of the kind `script`; a user's own script takes its place
 _EVERYWHERE = re.compile(r"\n# Where else it can run.*", re.DOTALL)  # the starter's commented blocks of all backends
 _STARTER_ARGUMENTS = re.compile("^(args|keep|resume_args):", re.MULTILINE)  # of the starter's script, not of the user's
@@ -44,13 +45,17 @@ NEXT = {
     "--force", is_flag=True,
     help="Overwrite files that exist, a train.py of your own too; of each a copy stays, FILE.before-init.",
 )  # fmt: skip
-def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
+@click.option("--skill", is_flag=True, help="Write only the skill for coding agents.")
+def command(folder: Path, kind: str, backend: str | None, force: bool, skill: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds.
 
     For a script of your own, `cloudtrain init SCRIPT` writes only cloudtrain.yaml, into the current folder, as
     `--kind script` does in a folder with one script. With `--backend` only the backend's block is in the file;
     `cloudtrain submit --backend local` still trains here.
     """
+    if skill:
+        _write_skill(folder, force)
+        return
     is_named = folder.suffix == ".py"
     script = _own_script(folder) if is_named or (kind == "script" and not force) else ""
     folder, kind = (Path(), "script") if is_named else (folder, kind)
@@ -91,6 +96,23 @@ def command(folder: Path, kind: str, backend: str | None, force: bool) -> None:
         steps = {line.removesuffix(TWO): comment.removesuffix(AS_TWO) for line, comment in steps.items()}
     for line, comment in steps.items():
         click.echo(f"  {line:<{max(map(len, steps))}}  # {comment}")
+
+
+def _write_skill(folder: Path, force: bool) -> None:
+    """Write the skill into the folders of SKILLS. Raises UsageError if a changed skill is there, unless `force`."""
+    text = (files("cloudtrain.templates") / "skill" / "SKILL.md").read_text(encoding="utf-8")
+    targets = [folder / place / "cloudtrain" / "SKILL.md" for place in SKILLS]
+    try:
+        other = [str(each) for each in targets if each.exists() and each.read_bytes() != text.encode()]
+        if other and not force:
+            raise UsageError(f"already there: {', '.join(other)}", hint="`--force` replaces the file, and keeps a copy")
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _write(target, text)
+    except OSError as exc:
+        raise UsageError(f"cannot write to {folder}: {exc.strerror or exc}") from exc
+    click.echo(f"wrote {', '.join(map(str, targets))}")
+    click.echo("a limit on the money of agents: cloudtrain budget set agent 50USD --month --ask-above 10USD")
 
 
 def _own_script(given: Path) -> str:
