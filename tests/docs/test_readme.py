@@ -16,17 +16,19 @@ from cloudtrain.launcher.commands.submit import command
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 SECTIONS = ["A first run", "Your own script", "Backends", "Compared with other launchers", "More", "Development"]
-MAX_LINES, FIRST_RUN_LINES, SCRIPT_LINES, BLOCK_LINES = 200, 5, 10, 3
+MAX_LINES, FIRST_RUN_LINES, SCRIPT_LINES, BLOCK_LINES, SCREEN_LINES = 190, 5, 10, 3, 40
 YAML = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 BASH = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """Return a folder with the script, and the README's config with all blocks."""
+    """Return a folder with the script, its data, and the README's config with all blocks."""
     folder = tmp_path / "reader"
     folder.mkdir()
     shutil.copy(ROOT / "tests/scripts/nanogpt/train.py", folder)
+    (folder / "data").mkdir()
+    shutil.copy(ROOT / "tests/scripts/nanogpt/train.py", folder / "data/input.txt")
     (folder / "cloudtrain.yaml").write_text("".join(YAML.findall(README.read_text(encoding="utf-8"))))
     return folder
 
@@ -37,6 +39,7 @@ def test_front_page_is_short_and_in_order() -> None:
     script, *blocks = (block.splitlines() for block in YAML.findall(text))
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
     assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.split("\n## ")[0].splitlines()) <= SCREEN_LINES  # file, command, proof and status: the first screen
     assert [len(block.splitlines()) for block in BASH.findall(text)] == [FIRST_RUN_LINES]
     assert len(script) <= SCRIPT_LINES
     assert [block[0].split(":")[0] for block in blocks] == list(BUILT_IN)[1:]

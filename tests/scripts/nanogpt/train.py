@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 settings = {"max_iters": 2000, "eval_interval": 100, "batch_size": 16, "block_size": 64, "learning_rate": 0.02}
-settings |= {"log_interval": 10, "out_dir": "out", "init_from": "scratch"}
+settings |= {"log_interval": 10, "out_dir": "out", "init_from": "scratch", "data": ""}
 for argument in sys.argv[1:]:
     name, _, value = argument.removeprefix("--").partition("=")
     settings[name] = type(settings[name])(value)
@@ -25,7 +25,7 @@ dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 master = dist.get_rank() == 0
 device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(1337 + dist.get_rank())
-text = torch.tensor(list(Path(__file__).read_bytes()))
+text = torch.tensor(list(Path(settings["data"] or __file__).read_bytes()))
 model = nn.Sequential(nn.Embedding(256, 64), nn.Linear(64, 256)).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"])
 file, iteration = Path(settings["out_dir"], "ckpt.pt"), 0
