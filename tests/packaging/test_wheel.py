@@ -119,7 +119,8 @@ def test_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path, cli: A
     absent = f"import importlib.util as u, sys; sys.exit(any(map(u.find_spec, {NEVER_IN_BASE!r})))"
     assert subprocess.run([python, "-c", absent], check=False).returncode == 0
     command = python.with_name("cloudtrain")
-    for args in (["--help"], ["--version"], ["init", "new"], ["validate"], ["submit", "--dry-run"]):
+    runs = ("--help", "--version", "init new", "init --skill", "validate", "submit --dry-run")
+    for args in map(str.split, runs):
         where = tmp_path / "new" if (tmp_path / "new").is_dir() else tmp_path
         done = subprocess.run([command, *args], cwd=where, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
