@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import re
 import time
-from dataclasses import asdict
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import CloudtrainError, UsageError
+from ..errors import UsageError
 from ..jobs.overview import try_lines
-from ..jobs.refresh import refresh
+from ..jobs.refresh import refresh, refresh_active
 from ..jobs.view import outcome, read_view
 from ..money import bill, period
-from ..store.budgets import month_of
 from ..store.registry import Registry
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say, say_each
-from ..text.times import seconds
-from ..text.units import parse_duration
 from .options import completes, examples, json_option
 
 if TYPE_CHECKING:
     from ..sweeps.costs import SweepCost
-
-_BY = re.compile(r"^(project|backend|name|tag:.+)$")
-_DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 
 
 @click.command("cost", epilog=examples("cloudtrain cost last", "cloudtrain cost --month 2026-11 --by tag:team"))
@@ -46,17 +37,12 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
         raise UsageError("--csv and --json are two forms of the same", hint="give one")
     if job is not None and any(option is not None for option in (month, since, by)):
         raise UsageError("a job is shown whole", hint="leave out --month, --since and --by, or the job")
-    if month is not None and since is not None:
-        raise UsageError("--month and --since are two spans of time", hint="give one")
-    if by is not None and not _BY.match(by):
-        close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
-        hint = f"did you mean `{close[0]}`?"
-        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
+    span_s = period.span_of(month, since)
+    period.require_by(by)
     if job is not None:
         _one(Registry(), job, as_csv=as_csv, as_json=as_json)
     else:
-        from_s, to_s = _span(month, since)
-        _many(Registry(), from_s, to_s, by, as_csv=as_csv, as_json=as_json)
+        _many(Registry(), *span_s, by, as_csv=as_csv, as_json=as_json)
 
 
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
@@ -64,14 +50,12 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     job = refresh(registry, registry.find(key))
     view, trials = read_view(registry, job), None
     found = bill.bill(view.money, view.runs, view.now_s)
-    if job.config.get("sweep"):
+    if job.config.get("sweep") or as_json:
         from ..sweeps import costs
 
-        trials = costs.costs_of(registry.database, view)
+        trials = costs.costs_of(registry.database, view) if job.config.get("sweep") else None
     if as_json:
-        who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state}
-        more = {"tries": [asdict(each) for each in view.tries]} | bill.as_json(found)
-        print_json(who | more | ({} if trials is None else {"sweep": costs.as_json(trials)}))
+        print_json(costs.bill_json(registry.database, view))
     elif as_csv:
         cells = bill.leg_cells(found.lines) if trials is None else costs.cells(trials, is_whole=True)
         print_lines([csv_text(*cells)])
@@ -99,11 +83,7 @@ def _print_trials(found: SweepCost) -> None:
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
-    for job in registry.jobs(active=True):
-        try:
-            refresh(registry, job)
-        except CloudtrainError as error:  # still show the cost of the remaining jobs
-            say(f"{job.id} is counted as it was last seen: {error.message}")
+    refresh_active(registry)
     labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
     spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
     groups = None if by is None else period.grouped(spent, by)
@@ -121,22 +101,3 @@ def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_
         print_lines(table(head, bill.group_rows(groups, period.total(spent)), columns=width()))
         if by.startswith("tag:") and spent and [each.key for each in groups] == [""]:
             say(f"no job of these has the tag `{by.removeprefix('tag:')}`")
-
-
-def _span(month: str | None, since: str | None) -> tuple[float, float]:
-    """Return the begin and the end of the span, in seconds since 1970. Raises UsageError for an invalid time."""
-    now_s = time.time()
-    try:
-        if since is None:
-            return period.month_span(month_of(now_s) if month is None else month)
-        if _DAY.match(since):
-            from_s = seconds(f"{since}T00:00:00Z")
-            if from_s is None:
-                raise ValueError("a day that there is")
-        else:
-            from_s = now_s - parse_duration(since)
-    except ValueError as error:
-        given = f"--month {month}" if since is None else f"--since {since}"
-        hint = "" if since is None else "or a day, as in --since 2026-11-03"
-        raise UsageError(f"{given}: expected {error}", hint=hint) from error
-    return from_s, max(from_s, now_s)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gc
 import time
+from typing import Any
 
 import click
 
-from ..errors import CloudtrainError, UsageError
-from ..job import ACTIVE, Job
+from ..errors import UsageError
+from ..job import ACTIVE
 from ..jobs import listing
 from ..jobs.view import JobView
 from ..store.registry import Registry
@@ -71,33 +72,30 @@ def command(
         hides_unsent=not (everything or as_json),
     )
     gc.set_threshold(100_000)  # rows form no cycles, and the search for cycles takes a fifth of the time
-    registry, faults = Registry(), dict[str, CloudtrainError]()
 
-    def ask(jobs: list[Job]) -> list[Job]:
+    def ask(*of: Any) -> Any:
         from ..jobs.poller import ask
 
-        answers = ask(registry, jobs)
-        faults.update(answers.faults)
-        return answers.jobs
+        return ask(*of)
 
-    shown = listing.chosen(registry, choice, ask, described=as_json)
+    shown = listing.chosen(registry := Registry(), choice, ask, described=as_json)
     if choice.backends and not shown.lines:
         _see_that_they_exist(registry, choice.backends)
     if as_json:
-        _print_json(shown, faults)
+        _print_json(shown)
     elif shown.lines:
         _print(registry, shown, choice.limit)
     else:
         say(_none(registry, choice, active=active))
-    say_each(f"{job_id} is listed as it was last seen: {fault.message}" for job_id, fault in faults.items())
+    say_each(f"{job_id} is listed as it was last seen: {fault.message}" for job_id, fault in shown.faults.items())
 
 
-def _print_json(listed: listing.Listing, faults: dict[str, CloudtrainError]) -> None:
+def _print_json(listed: listing.Listing) -> None:
     """Print one JSON object; each job's JSON is text already, of ended jobs as stored."""
     rates = [view.money.burn_micro_h for view in listed.active]
     running = sum(view.state.state != "pending" for view in listed.active)
     burn = None if None in rates else as_usd(sum(rate or 0 for rate in rates))
-    silent = {job_id: fault.message for job_id, fault in faults.items()}
+    silent = {job_id: fault.message for job_id, fault in listed.faults.items()}
     more = json_line({"running": running, "burn_usd_per_hour": burn, "not_answered": silent})
     write(f'{{"jobs": [{", ".join([line.described for line in listed.lines])}], {more[1:]}\n')
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints.format import cell
 
-from ..errors import ConfigError
+from ..errors import CloudtrainError, ConfigError
 from ..job import ACTIVE, Attempt, Job, State, StoredConfig
 from ..metering import meter
 from ..metering.money import Money
@@ -90,14 +90,12 @@ class Listing:
     lines: list[ListRow]
     active: list[JobView]
     """The listed jobs that may be running."""
+    faults: dict[str, CloudtrainError]
+    """By job id, why a job is listed as last seen."""
 
 
 def chosen(
-    registry: Registry,
-    choice: JobFilter,
-    ask: Callable[[list[Job]], list[Job]] | None = None,
-    *,
-    described: bool = False,
+    registry: Registry, choice: JobFilter, ask: Callable[..., Any] | None = None, *, described: bool = False
 ) -> Listing:
     """Return the chosen jobs; with `described` the lines hold the JSON of `status --json`, less `sweep`.
 
@@ -114,16 +112,18 @@ def chosen(
         known = [*(job.seq for job in jobs), *(row[0] for row in made), *(line.seq for line in stored)]
         newest = sorted(known, reverse=True)[: choice.limit]
         jobs = [job for job in jobs if job.seq >= newest[-1]]
+    faults: dict[str, CloudtrainError] = {}
     if ask is not None and (active := [job for job in jobs if job.active]):
-        answers = {job.id: job for job in ask(active)}
-        jobs = [answers.get(job.id, job) for job in jobs]
+        answers = ask(registry, active)
+        found, faults = {job.id: job for job in answers.jobs}, answers.faults
+        jobs = [found.get(job.id, job) for job in jobs]
     made += [_row_of(registry, job, described) for job in jobs]
     fresh = [ListRow._make(row[: len(ListRow._fields)]) for row in made]
     fresh = [line for line in fresh if not choice.states or line.state in choice.states]
     lines = sorted([*fresh, *stored], key=lambda line: -line.seq)[: choice.limit] if fresh else stored
     listed = {line.seq for line in lines} if fresh else set()
     may_run = [job for job in jobs if job.active and job.seq in listed]
-    return Listing(lines, [read_view(registry, job) for job in may_run])
+    return Listing(lines, [read_view(registry, job) for job in may_run], faults)
 
 
 def _missing(registry: Registry, described: bool, *, keeps: bool = False) -> Iterator[tuple[Job, Row]]:

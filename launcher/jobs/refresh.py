@@ -15,7 +15,7 @@ from typing import Any
 from cloudtrain.entrypoints import events
 
 from .. import backend as backends
-from ..errors import ConfigError, UnreachableError
+from ..errors import CloudtrainError, ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job, State, no_machines
 from ..logs.late_lines import EndDetector
 from ..metering import meter
@@ -24,6 +24,7 @@ from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
 from ..text import sanitize
+from ..text.terminal import say
 from . import failover, listing
 
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
@@ -37,6 +38,15 @@ class _LogFacts:
     progress: dict[str, Any]
     points: list[series.Point]
     reports: list[sweeps.SegmentRecord] = field(default_factory=list)
+
+
+def refresh_active(registry: Registry) -> None:
+    """Refresh the jobs that may be running, for their costs; say which job counts as it was last seen."""
+    for job in registry.jobs(active=True):
+        try:
+            refresh(registry, job)
+        except CloudtrainError as error:  # the remaining jobs still count
+            say(f"{job.id} is counted as it was last seen: {error.message}")
 
 
 def refresh(registry: Registry, job: Job) -> Job:

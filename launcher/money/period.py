@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from ..errors import UsageError
 from ..metering import meter
 from ..store.attempts import COST_COLUMNS, attempt_of
+from ..store.budgets import month_of
 from ..store.database import Database
-from ..text.units import as_usd
+from ..text.times import seconds
+from ..text.units import as_usd, parse_duration
 
+_BY = re.compile(r"^(project|backend|name|tag:.+)$")
+_DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
 _MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = f"""
 SELECT a.job_id, {COST_COLUMNS}, jobs.name, jobs.backend, jobs.created_s
@@ -153,6 +159,44 @@ def month_span(month: str) -> tuple[float, float]:
         raise ValueError("a month such as `2026-11`")
     begin = datetime(int(match[1]), int(match[2]), 1, tzinfo=timezone.utc)
     return begin.timestamp(), (begin + timedelta(days=31)).replace(day=1).timestamp()
+
+
+def span_of(month: str | None, since: str | None) -> tuple[float, float]:
+    """Return the begin and the end of a month, by default the present one, or of the time since then, in unix seconds.
+
+    `since` is as in `begin_of`. Raises UsageError for both, or for an invalid time.
+    """
+    now_s = time.time()
+    if month is not None and since is not None:
+        raise UsageError("--month and --since are two spans of time", hint="give one")
+    if since is not None:
+        return (from_s := begin_of(since)), max(from_s, now_s)
+    try:
+        return month_span(month_of(now_s) if month is None else month)
+    except ValueError as error:
+        raise UsageError(f"--month {month}: expected {error}") from error
+
+
+def begin_of(since: str) -> float:
+    """Return the begin of a day such as `2026-11-03`, or the time so long ago, `7d`. Raises UsageError."""
+    try:
+        if not _DAY.match(since):
+            return time.time() - parse_duration(since)
+        if (from_s := seconds(f"{since}T00:00:00Z")) is None:
+            raise ValueError("a day that there is")
+    except ValueError as error:
+        raise UsageError(f"--since {since}: expected {error}", hint="or a day, as in --since 2026-11-03") from error
+    return from_s
+
+
+def require_by(by: str | None) -> None:
+    """Raise UsageError for sums that `grouped` cannot form."""
+    if by is not None and not _BY.match(by):
+        from difflib import get_close_matches  # 3 ms, only for a fault
+
+        close = get_close_matches(by, ["project", "backend", "name"], 1) or [f"tag:{by}"]
+        hint = f"did you mean `{close[0]}`?"
+        raise UsageError(f"--by {by}: expected `tag:NAME`, `project`, `backend` or `name`", hint=hint)
 
 
 def _sum_json(group: Group) -> dict[str, Any]:

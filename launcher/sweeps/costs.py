@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import cell, counted, dollars, most
 
 from ..metering import meter
+from ..money import bill
 from ..planning import search_spec
 from ..planning.search_spec import unit_of
 from ..store import sweeps
@@ -124,6 +125,14 @@ def as_json(found: SweepCost) -> dict[str, Any]:
             for trial, some in sorted(found.trials.items())
         ],
     }
+
+
+def bill_json(database: Database, view: JobView) -> dict[str, Any]:
+    """Return the bill of a job for scripts, of a sweep with the cost of its trials in `sweep`."""
+    job, tries = view.job, [asdict(each) for each in view.tries]
+    who = {"job": job.id, "name": job.name, "backend": job.backend, "state": job.attempt.state.state, "tries": tries}
+    trials = {"sweep": as_json(costs_of(database, view))} if job.config.get("sweep") else {}
+    return who | bill.as_json(bill.bill(view.money, view.runs, view.now_s)) | trials
 
 
 def _shares(rows: Sequence[SegmentRecord], view: JobView, rungs: Sequence[int]) -> list[SegmentCost]:

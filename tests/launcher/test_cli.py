@@ -140,7 +140,7 @@ def test_artifacts_without_files_leaves_no_folder_and_names_keep_for_a_script(
     registry.set_state(job.attempt, State("succeeded", started_s=1.0, ended_s=2.0), {})
     (tmp_path / "train.py").touch()
     into_file = cli("artifacts", "one", "-o", "train.py", cwd=tmp_path)
-    assert (into_file.code, "train.py is a file: -o needs a folder" in into_file.stderr) == (2, True), into_file.stderr
+    assert (into_file.code, "train.py is a file: name a folder" in into_file.stderr) == (2, True), into_file.stderr
     done = cli("artifacts", "one", cwd=tmp_path)
     assert (done.code, "one has no output files\n" in done.stderr) == (0, True), done.stderr
     assert not (tmp_path / "one-output").exists()

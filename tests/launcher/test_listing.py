@@ -201,8 +201,8 @@ def test_list_shows_the_newest_first_up_to_the_limit(registry: Registry, add: Ma
     assert [view.job.id for view in chosen(registry, JobFilter(limit=3)).active] == ["job-5", "job-3"]
     add("a", State("running"))
 
-    def ask(jobs: list[Job]) -> list[Job]:
-        return [replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs]
+    def ask(_: Registry, jobs: list[Job]) -> poller.Answers:
+        return poller.Answers([replace(job, attempt=replace(job.attempt, state=DONE)) for job in jobs], {})
 
     assert chosen(registry, JobFilter(states=frozenset({"running"})), ask).lines == []
     first = chosen(registry, JobFilter(states=frozenset({"succeeded"})), ask).lines[0]
