@@ -290,7 +290,7 @@ def _as_hyperparameters(config: JobConfig) -> dict[str, Any]:
         plain = name.removeprefix("--")
         is_odd = not plain or "=" in plain or plain in pairs or plain.startswith("sagemaker_")
         if is_odd or not name.startswith("--") or not rest or rest[0].startswith("--"):
-            passes = "the image's toolkit passes `--name value` pairs only, each name once"
+            passes = "the image's toolkit passes `--key value` pairs only, each name once"
             message = f"{passes}, and `{name}` is not such a pair"
             raise ConfigError(message, key="args", hint="write `distribution: torchrun`, which takes any")
         pairs[plain] = rest[0]

@@ -90,7 +90,7 @@ def _raw(options: list[str]) -> Iterator[Fault]:
     for number, option in enumerate(options):
         key, found = f"slurm.raw[{number}]", _OPTION.fullmatch(option)
         if not found:
-            yield Fault(f"`{option}` is not an option of sbatch", key=key, hint="write --name or --name=value")
+            yield Fault(f"`{option}` is not an option of sbatch", key=key, hint="write --option or --option=value")
         elif instead := _PLANNED.get(found[1]):
             yield Fault(f"`--{found[1]}` changes the plan", key=key, hint=f"set {instead} instead")
         elif found[1] in _FORBIDDEN:

@@ -74,7 +74,7 @@ def compared(prepared: Prepared, *, asks_stores: bool = False) -> list[str]:
     else:
         answer = _compared(prepared, place)
     if "fault" in answer:
-        hint = "if the job's packages make another model than this machine's: submit --force leaves it to the node"
+        hint = "if the job's packages make another model than here: cloudtrain submit --force leaves it to the node"
         raise ConfigError([Fault(answer["fault"], key="init_from", hint=hint)])
     if "fits" in answer:
         return [f"init_from: names and shapes of {answer['fits']} weights fit the model"]

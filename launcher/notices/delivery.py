@@ -83,7 +83,7 @@ class DeliveryThread:
         with self._lock:
             left = {delivery.entry.shown for delivery in self._deliveries.values() if not delivery.hold_s}
         if left:
-            self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; the next `cloudtrain watch` tries again")
+            self._say(f"alerts not delivered yet: {', '.join(sorted(left))}; later, `cloudtrain watch` tries again")
 
     def _drop_lower(self, fresh: list[Delivery]) -> None:
         """Drop a budget's queued thresholds if a higher threshold is now due."""

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -21,8 +22,11 @@ from cloudtrain.launcher import api, errors
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.jobs import stopping
 from cloudtrain.launcher.notices import notifier
+from cloudtrain.launcher.store import series
 from cloudtrain.launcher.store.registry import Registry
+from cloudtrain.launcher.store.series import Point
 from cloudtrain.launcher.text import terminal
+from doubles import swept
 from doubles.signatures import MakeJob, MakeProject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -230,3 +234,61 @@ def test_messages_are_passed_on_instead_of_printed(capfd: pytest.CaptureFixture[
     assert capfd.readouterr().err == ""
     terminal.say("five")
     assert capfd.readouterr().err == "five\n"
+
+
+def test_jobs_are_those_of_list(cli: Cli, seed: MakeJob) -> None:
+    """`jobs`, and `list` as the same function, return the newest first with the filters and the facts of `list`."""
+    seed("first", State("succeeded", ended_s=time.time()))
+    seed("second", State("failed", "error", detail="see cloudtrain logs -f second", ended_s=time.time()))
+    assert api.list is api.jobs
+    assert [job.details for job in api.jobs()] == cli("list", "--json").json["jobs"]
+    assert [job.id for job in api.jobs(states=["failed"], since="1h", backends=["local"])] == ["second"]
+    assert api.jobs(tags={"team": None}) == api.jobs(active=True) == api.sweeps() == []
+    assert repr(api.jobs(limit=1)[0]) == "<JobStatus second on local: failed (error), 0.00 USD>"
+    assert api.jobs()[0].error == 'see logs("second", follow=True)'
+    with pytest.raises(errors.UsageError, match='since="soon": expected a duration'):
+        api.jobs(since="soon")
+
+
+def test_costs_are_those_of_the_command(cli: Cli, seed: MakeJob) -> None:
+    """The details of a job's cost, and of a span's, are the JSON of `cloudtrain cost`."""
+    seed("first", State("succeeded", started_s=time.time() - 60, ended_s=time.time()))
+    assert api.cost("first").details == cli("cost", "first", "--json").json
+    said = cli("cost", "--json", "--by", "backend").json
+    found = api.cost(by="backend")
+    assert {**found.details, "by": "backend"} == {key: said[key] for key in said if key not in ("from_s", "to_s")}
+    assert [row["key"] for row in found.rows] == ["local"]
+    with pytest.raises(errors.UsageError, match='by="state": expected'):
+        api.cost(by="state")
+
+
+def test_curves_are_columns_of_equal_length(seed: MakeJob) -> None:
+    """Steps have the loss, evaluations their metrics, in the order of time; `inf` is a number."""
+    seed("first", State("succeeded", ended_s=time.time()))
+    assert api.curves("first") == {}
+    told = [
+        ("step", {"loss": "inf"}),
+        ("step", {"loss": 0.25}),
+        ("eval", {"metrics": {"accuracy": 0.75}}),
+        ("done", {}),
+    ]
+    with closing(Registry()) as registry:
+        points = [Point(1, kind, 10.0 + at, min(at + 1, 2), fields, at) for at, (kind, fields) in enumerate(told)]
+        series.append(registry.database, "first", points)
+    found = api.curves("first")
+    assert (found["step"], found["time_s"]) == ([1, 2, 2], [10.0, 11.0, 12.0])
+    assert (found["loss"], found["accuracy"]) == ([math.inf, 0.25, None], [None, None, 0.75])
+    with pytest.raises(errors.UsageError, match="is no sweep"):
+        api.trials("first")
+
+
+def test_trials_are_those_of_the_sweep(cli: Cli, home: Path) -> None:
+    """The best of all trials is first, and a failed trial has no value; the sweep is among `sweeps`, its cost whole."""
+    with closing(Registry()) as registry:
+        job = swept.put(registry, 9)
+    found, told = api.trials(job.id), api.status(job.id).details["sweep"]
+    assert (len(found), [each.trial for each in found if each.is_best]) == (9, [told["best"][0]["trial"]])
+    assert (found[0].value, found[0].values) == (told["best"][0]["value"], told["best"][0]["values"])
+    assert [(each.trial, each.state) for each in found if each.value is None] == [(1, "failed")]
+    assert sum(each.usd or 0 for each in found) <= (api.cost(job.id).cost_usd or 0)
+    assert api.cost(job.id).details == cli("cost", job.id, "--json").json
