@@ -280,6 +280,15 @@ def byte_locked(path: Path, byte: int) -> Iterator[bool]:
 
     Raises OSError, for example on a file system without locks.
     """
+    if sys.platform != "linux":  # locks of bytes are the process's there: a file for each byte, locked as an open file
+        held = try_lock(path := path.with_name(f"{path.name}-{byte}"))
+        try:
+            yield held is not None
+        finally:
+            if held is not None:
+                path.unlink(missing_ok=True)
+                os.close(held)
+        return
     with path.open("a") as file:
         try:
             _lock_byte(file.fileno(), byte)

@@ -27,6 +27,8 @@ SUBJECTS = (
     (r"docs/tutorials/(\w+)\.md", r"test_tutorials\.py::.*\[{0}\]"),
     (r"tests/doubles/(aws|azure|google|slurm|sshhosts|kit|warm\w+|sandbox)", r"doubles/test_{0}"),
     (r"(?:backends|templates)/(\w+)/", r"backends/test_{0}_|\W{0}\W"),
+    (r"docs/python\.md|launcher/api\.py", r"docs/test_python\.py"),
+    (r"tests/doubles/macos\.py|backends/channel/", r"backends/test_macos\.py"),
     (r"examples/digits/|tests/docs/console\.py", r"test_tutorials"),
     (r"launcher/(?:commands|jobs|logs|planning|cli)\b", r"test_tutorials|test_contract"),
     (r"launcher/(?:metering|store|money)/", r"launcher/test_(meter|reserve|budget|ledger)"),

@@ -18,7 +18,7 @@ from cloudtrain.launcher.planning.request_rules import own_mirror
 from cloudtrain.launcher.text.extras import install
 
 from ..adapter import Adapter
-from .jobs import agent_spec, here, interpreter, locks_of, make_own, places, start_agents, starter
+from .jobs import INSTEAD, NEEDS_LINUX, agent_spec, here, interpreter, locks_of, make_own, places, start_agents, starter
 from .records import LocalRef
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ class LocalBackend(Adapter):
         free_gb = shutil.disk_usage(Path.home()).free / 1e9
         is_roomy = free_gb > 5
         return [
-            Check("system", "ok" if linux else "fail", sys.platform, "" if linux else "the local backend needs Linux"),
+            Check("system", "ok" if linux else "fail", sys.platform, "" if linux else f"{NEEDS_LINUX}; {INSTEAD}"),
             _torch(None if config is None else config.block(Local).python),
             Check("disk", "ok" if is_roomy else "warn", f"{free_gb:.0f} GB free", "" if is_roomy else "free some"),
         ]

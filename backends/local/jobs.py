@@ -23,6 +23,8 @@ from cloudtrain.launcher.backend import Shipment
 from cloudtrain.launcher.errors import ConfigError, UsageError
 from cloudtrain.launcher.text.extras import install
 
+NEEDS_LINUX = "the local backend needs Linux: its agents follow process trees through /proc"
+INSTEAD = "name ssh, slurm or a cloud by --backend, which run from here; or run cloudtrain in a Linux container"
 HERE = "this machine"  # the host's name in the queue's messages
 
 
@@ -39,7 +41,7 @@ def make_own(folder: Path, job: str) -> None:
 def interpreter(wanted: str | None, base: Path) -> str:
     """Return the interpreter that runs the job; a relative path begins at the config file's folder."""
     if sys.platform != "linux":
-        raise ConfigError("the local backend needs Linux", hint="its agents follow process trees through /proc")
+        raise ConfigError(NEEDS_LINUX, hint=INSTEAD)
     if wanted is not None:
         path = str(here(base, wanted)) if os.sep in wanted else wanted
         python = shutil.which(path)

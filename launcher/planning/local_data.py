@@ -30,7 +30,7 @@ from .shipped import refuse_files
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
-LEFT_OUT = {".git", ".DS_Store", "__pycache__"}  # no data
+LEFT_OUT = {".git", ".DS_Store", "__pycache__"}  # no data; nor is macOS's `._name`, beside a file on foreign disks
 NAME_BYTES = 900  # of a file below the folder: an object's name has at most 1024, with prefix and hash
 UPLINK_BYTES_S = 12_500_000  # 100 Mbit/s, for an estimate
 WRITE_USD = 5e-6  # of a file into a bucket: S3 and Cloud Storage, list prices of 2025; Azure is close
@@ -190,7 +190,7 @@ def _names(folder: Path) -> Iterator[str]:
         links = [each for each in folders if Path(root, each).is_symlink()]
         folders[:] = sorted({*folders} - LEFT_OUT - {*links})
         below = os.path.relpath(root, folder)
-        for name in sorted({*files, *links} - LEFT_OUT):
+        for name in sorted(each for each in {*files, *links} - LEFT_OUT if not each.startswith("._")):
             yield name if below == "." else f"{below}/{name}"
 
 

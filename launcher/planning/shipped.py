@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,8 @@ from .ignore import IgnoreFile
 from .secret_files import Secrets
 
 IGNORE_FILES = (".gitignore", ".cloudtrainignore")
-# Never code, often large: left out before any ignore file is read, unless git tracks it. Names, then endings.
+# Never code, often large: left out before any ignore file is read, unless git tracks it. Names, then endings; and
+# `._name`, in which macOS keeps a file's further attributes on foreign disks.
 ALWAYS_IGNORED = {
     *(".git", ".hg", ".svn", "__pycache__", ".venv", "venv", ".DS_Store", "node_modules", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache"),
@@ -190,7 +192,7 @@ def _walk(root: Path, exclude: Iterable[str]) -> dict[str, os.stat_result]:
             kept = _of_git(root, below)
         lines = [*lines, *_lines(root / below, names, len(os.fsencode(below)), has_git=kept is not None)]
         for entry in entries:
-            path, is_dir = below + entry.name, entry.is_dir(follow_symlinks=False)
+            path, is_dir = below + _name(entry), entry.is_dir(follow_symlinks=False)
             verdict = _verdict(path, own, folder._replace(lines=lines, kept=kept), is_dir=is_dir)
             if is_dir and (not verdict or own.leads_into(path)):
                 left.append(_Folder(f"{path}/", lines, kept, verdict or _is_never_code(entry.name)))
@@ -250,7 +252,16 @@ def _verdict(path: str, own: _Own, folder: _Folder, *, is_dir: bool) -> bool:
 
 
 def _is_never_code(name: str) -> bool:
-    return name in ALWAYS_IGNORED or name.endswith(ALWAYS_IGNORED_ENDINGS)
+    return name in ALWAYS_IGNORED or name.endswith(ALWAYS_IGNORED_ENDINGS) or name.startswith("._")
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    """Return the name as configs and Linux have it: macOS may hold a letter and its accent apart, and finds both."""
+    if sys.platform != "darwin":
+        return entry.name
+    import unicodedata  # 0.3 ms
+
+    return unicodedata.normalize("NFC", entry.name)
 
 
 def _lines(
