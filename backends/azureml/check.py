@@ -13,7 +13,7 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.planning.request_rules import IMAGE, Found, key_of, part
+from cloudtrain.launcher.planning.request_rules import IMAGE, Found, key_of, keys_of, part
 
 from . import request_body
 
@@ -47,28 +47,6 @@ _AZURES_OWN = {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "RANK", "WORLD_SIZE", 
 MAX_VARIABLE_BYTES = 131_072  # Linux's MAX_ARG_STRLEN, for `NAME=value` and its end: beyond, no process starts
 _SERVICES = ("jupyter_lab", "ssh", "tensor_board", "vs_code")
 
-# For each part of the job, in the file and in the body, the key in the config that sets the part. Longest paths first.
-_KEYS = {
-    "name": "name",
-    "resources.instance_type": "resources.instance_type",
-    "resources.instance_count": "resources.instances",
-    "resources.shm_size": "azureml.shm_gb",
-    "queue_settings.job_tier": "resources.spot",
-    "environment.image": "image",
-    "environment.conda_file": "azureml.conda",
-    "environment_variables": "env",
-    "environment": "azureml.environment",
-    "environment_id": "azureml.environment",
-    "compute": "azureml.compute",
-    "compute_id": "azureml.compute",
-    "experiment_name": "azureml.experiment",
-    "identity": "azureml.identity",
-    "limits": "limits.max_duration",
-    "inputs": "inputs",
-    "outputs.checkpoints": "checkpoint.uri",
-    "outputs": "outputs",
-    "tags": "tags",
-}
 # How to fix a value that a table refuses, by the config's key.
 _HINTS = {
     "resources.instances": "a whole number",
@@ -329,12 +307,12 @@ def _rest(job: Job) -> Iterator[Fault]:
 
 
 def _by_table(path: str, said: str, message: str, is_warning: bool) -> Fault:
-    key = key_of(path, _KEYS, "azureml.raw")
+    key = key_of(path, keys_of("azureml"), "azureml.raw")
     return Fault(f"{said}: {message}", key, hint=_HINTS.get(key, ""), is_warning=is_warning)
 
 
 def _at(path: str, message: str, hint: str = "", *, is_warning: bool = False) -> Fault:
-    return Fault(message, key_of(path, _KEYS, "azureml.raw"), hint=hint, is_warning=is_warning)
+    return Fault(message, key_of(path, keys_of("azureml"), "azureml.raw"), hint=hint, is_warning=is_warning)
 
 
 def _table() -> request_rules.Table:

@@ -22,7 +22,7 @@ from cloudtrain.launcher.metering.rate import Machine
 from cloudtrain.launcher.plan import Plan, Runtime
 from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import notes_of, places
+from cloudtrain.launcher.planning.request_rules import notes_of, places, planned_of
 from cloudtrain.launcher.text import addresses
 
 from ..cloud import GOES_ALONG, unsupported, with_places
@@ -54,24 +54,6 @@ _ASSET = re.compile(
 _BLOB = re.compile(r"https://[^/]+\.blob\.|abfss?://|wasbs?://")
 _IDENTITIES = {"user": "user_identity", "managed": "managed", "aml_token": "aml_token"}
 _SERVICES = {"tensorboard": "tensor_board", "jupyter_lab": "jupyter_lab", "vs_code": "vs_code"}
-
-# Fields that `raw` must not change, and the config's key for each field.
-_PLANNED = {
-    ("name",): "name",
-    ("code",): "code",
-    ("command",): "args",
-    ("compute",): "azureml.compute",
-    ("resources", "instance_type"): "resources.instance_type",
-    ("resources", "instance_count"): "resources.instances",
-    ("distribution",): "distributed",
-    ("limits", "timeout"): "limits.max_duration",
-    ("queue_settings", "job_tier"): "resources.spot",
-    ("environment_variables", ORDER): "env",
-    ("outputs", CHECKPOINTS): "checkpoint.uri",
-    ("tags", "cloudtrain.job"): "tags",
-    ("tags", "cloudtrain.attempt"): "tags",
-    ("tags", "cloudtrain.project"): "project",
-}
 
 
 def require(config: JobConfig) -> None:
@@ -120,7 +102,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     }
     planned = render.render_yaml("azureml/job.yml", job=job, plan=plan, block=block, spot=config.resources.spot)
     body, changes = render.overlaid(planned, block.raw)
-    refuse(render.changed(planned, body, _PLANNED, "azureml.raw"))
+    refuse(render.changed(planned, body, planned_of("azureml"), "azureml.raw"))
     has_price, is_counted = block.price_per_hour is not None, plan.price_micro is not None
     sending = AzureMLSending(
         workspace=workspace,

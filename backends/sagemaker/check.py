@@ -12,7 +12,7 @@ from typing import Any
 
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import request_rules
-from cloudtrain.launcher.planning.request_rules import Found, key_of, listed, part
+from cloudtrain.launcher.planning.request_rules import Found, key_of, keys_of, listed, part
 
 from . import request_images
 from .machine import LOCAL_DISK
@@ -22,41 +22,13 @@ _GROWING = "TrainingInstanceType"
 
 MAX_RUNTIME_S = 28 * 86_400  # botocore's text on StoppingCondition; botocore's model has no such limit
 
-# For each part of the request, the key in the config that sets the part. Longest paths first.
-_KEYS = {
-    "TrainingJobName": "name",
-    "RoleArn": "sagemaker.role",
-    "AlgorithmSpecification.TrainingImage": "image",
-    "AlgorithmSpecification.MetricDefinitions": "sagemaker.metrics",
-    "HyperParameters": "args",
-    "Environment": "env",
-    "InputDataConfig": "inputs",
-    "OutputDataConfig.KmsKeyId": "sagemaker.kms_key",
-    "OutputDataConfig.S3OutputPath": "outputs",
-    "CheckpointConfig.S3Uri": "checkpoint.uri",
-    "ResourceConfig.InstanceType": "resources.instance_type",
-    "ResourceConfig.InstancePreferences": "resources.instance_type",
-    "ResourceConfig.InstanceCount": "resources.instances",
-    "ResourceConfig.VolumeSizeInGB": "resources.disk_gb",
-    "ResourceConfig.KeepAlivePeriodInSeconds": "sagemaker.keep_alive",
-    "ResourceConfig.TrainingPlanArn": "sagemaker.training_plan",
-    "ResourceConfig.VolumeKmsKeyId": "sagemaker.volume_kms_key",
-    "StoppingCondition.MaxRuntimeInSeconds": "limits.max_duration",
-    "StoppingCondition.MaxPendingTimeInSeconds": "limits.max_wait",
-    "StoppingCondition.MaxWaitTimeInSeconds": "limits.max_wait",
-    "RetryStrategy": "retry.max_attempts",
-    "VpcConfig.Subnets": "sagemaker.subnets",
-    "VpcConfig.SecurityGroupIds": "sagemaker.security_groups",
-    "Tags": "tags",
-}
-
 
 def faults(body: dict[str, Any], region: str | None = None) -> Iterator[Fault]:
     """Yield the request's faults under the keys that set the fields, else `sagemaker.raw`; `region`: the job's."""
     for path, message, is_warning in violations(body):
-        yield Fault(f"{path}: {message}", key_of(path, _KEYS, "sagemaker.raw"), is_warning=is_warning)
+        yield Fault(f"{path}: {message}", key_of(path, keys_of("sagemaker"), "sagemaker.raw"), is_warning=is_warning)
     for path, message, hint in (*_between(body), *_image(body, region)):
-        yield Fault(message, key_of(path, _KEYS, "sagemaker.raw"), hint=hint)
+        yield Fault(message, key_of(path, keys_of("sagemaker"), "sagemaker.raw"), hint=hint)
 
 
 def violations(body: dict[str, Any]) -> Iterator[Found]:

@@ -18,7 +18,7 @@ from cloudtrain.launcher.errors import ConfigError, Fault, refuse, require_all
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import listed, notes_of
+from cloudtrain.launcher.planning.request_rules import listed, notes_of, planned_of
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
@@ -40,22 +40,6 @@ BUNDLE, SPEC = "bundle.tar.gz", "spec.json"  # the files in the channels
 GRACE_S = 110  # from SageMaker's signal to its kill: 120 s
 JOIN_TIMEOUT_S = 900  # for the slowest instance's download of image and data
 
-# Fields that `raw` must not change, and the config's key for each field.
-_PLANNED = {
-    ("TrainingJobName",): "name",
-    ("ResourceConfig", "InstanceType"): "resources.instance_type",
-    ("ResourceConfig", "InstanceCount"): "resources.instances",
-    ("ResourceConfig", "InstanceGroups"): "resources.instances",
-    ("ResourceConfig", "InstancePreferences"): "resources.instance_type",
-    ("ResourceConfig", "KeepAlivePeriodInSeconds"): "sagemaker.keep_alive",
-    ("ResourceConfig", "VolumeSizeInGB"): "resources.disk_gb",
-    ("StoppingCondition", "MaxRuntimeInSeconds"): "limits.max_duration",
-    ("StoppingCondition", "MaxWaitTimeInSeconds"): "limits.max_wait",
-    ("EnableManagedSpotTraining",): "resources.spot",
-    ("Tags",): "tags",
-    ("CheckpointConfig", "LocalPath"): "checkpoint.uri",
-    ("EnableNetworkIsolation",): "sagemaker.network_isolation",
-}
 _RULES = ("DebugRuleConfigurations", "ProfilerRuleConfigurations")
 
 # 224 characters of the 256 allowed. An image needs only a shell, tar and python3.
@@ -231,7 +215,7 @@ def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool
 
     Debug and profiler rules with machines of their own run beside the job, and no price counts the machines.
     """
-    yield from render.changed(planned, body, _PLANNED, "sagemaker.raw")
+    yield from render.changed(planned, body, planned_of("sagemaker"), "sagemaker.raw")
     for name in _RULES if has_price else ():
         if any(isinstance(rule, dict) and rule.get("InstanceType") for rule in listed(body, name)):
             message = f"`raw` has {name} run on machines of their own, which the price and every budget leave out"

@@ -17,7 +17,7 @@ from unicodedata import category
 from cloudtrain.entrypoints.stores import STORES
 from cloudtrain.launcher.errors import Fault
 from cloudtrain.launcher.planning import render, request_rules
-from cloudtrain.launcher.planning.request_rules import IMAGE, key_of, listed, meant, part
+from cloudtrain.launcher.planning.request_rules import IMAGE, key_of, keys_of, listed, meant, part
 
 from . import machine_types
 
@@ -101,33 +101,6 @@ _FORMS = {
 }
 _FORMS["jobSpec.experimentRun"] = _FORMS["jobSpec.experiment"]
 
-# For each part of the job, the key in the config that sets the part. Longest paths first; pools have no number here.
-_KEYS = {
-    "displayName": "name",
-    "labels": "tags",
-    "encryptionSpec": "vertex.kms_key",
-    "jobSpec.workerPoolSpecs.replicaCount": "resources.instances",
-    "jobSpec.workerPoolSpecs.machineSpec.machineType": "resources.instance_type",
-    "jobSpec.workerPoolSpecs.machineSpec.acceleratorType": "resources.accelerators",
-    "jobSpec.workerPoolSpecs.machineSpec.acceleratorCount": "resources.accelerators",
-    "jobSpec.workerPoolSpecs.machineSpec.reservationAffinity": "vertex.reservation",
-    "jobSpec.workerPoolSpecs.diskSpec.bootDiskSizeGb": "resources.disk_gb",
-    "jobSpec.workerPoolSpecs.diskSpec.bootDiskType": "vertex.boot_disk_type",
-    "jobSpec.workerPoolSpecs.containerSpec.imageUri": "image",
-    "jobSpec.workerPoolSpecs.containerSpec.env": "env",
-    "jobSpec.workerPoolSpecs.pythonPackageSpec.executorImageUri": "image",
-    "jobSpec.workerPoolSpecs.pythonPackageSpec.env": "env",
-    "jobSpec.scheduling.timeout": "limits.max_duration",
-    "jobSpec.scheduling.maxWaitDuration": "limits.max_wait",
-    "jobSpec.scheduling.strategy": "vertex.scheduling",
-    "jobSpec.serviceAccount": "vertex.service_account",
-    "jobSpec.network": "vertex.network",
-    "jobSpec.pscInterfaceConfig": "vertex.network_attachment",
-    "jobSpec.baseOutputDirectory": "vertex.staging_bucket",
-    "jobSpec.tensorboard": "vertex.tensorboard",
-    "jobSpec.persistentResourceId": "vertex.persistent_resource",
-    "jobSpec.enableWebAccess": "vertex.web_access",
-}
 # How to fix a value that the table refuses, by the field's name.
 _HINTS = {
     "acceleratorType": "update cloudtrain, if Google has a newer one",
@@ -144,7 +117,7 @@ def faults(job: Any, location: str | None = None) -> Iterator[Fault]:
     `location`: the region of the job and of its resources; if None, all resources must lie in one region.
     """
     for path, message, hint, is_warning in violations(job, location):
-        key = key_of(path, _KEYS, "vertex.raw")
+        key = key_of(path, keys_of("vertex"), "vertex.raw")
         yield Fault(f"{path or 'the job'}: {message}", key, hint=hint, is_warning=is_warning)
 
 

@@ -28,7 +28,7 @@ from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.plan import Plan
 from cloudtrain.launcher.planning import images, render
 from cloudtrain.launcher.planning.job_spec import container_order, job_spec
-from cloudtrain.launcher.planning.request_rules import below, notes_of, places
+from cloudtrain.launcher.planning.request_rules import below, notes_of, places, planned_of
 from cloudtrain.launcher.text import addresses
 from cloudtrain.launcher.text.units import format_duration
 
@@ -56,14 +56,6 @@ PERMANENT, AGAIN = 1, 143  # exit codes: after PERMANENT Vertex AI ends the job,
 
 _BLACKWELL = re.compile(r"NVIDIA_(B\d|GB\d|RTX_PRO)")
 
-# Fields that `raw` must not change, and the config's key for each field.
-_PLANNED = {
-    ("displayName",): "name",
-    ("jobSpec", "scheduling", "timeout"): "limits.max_duration",
-    ("jobSpec", "scheduling", "strategy"): "resources.spot, or vertex.scheduling",
-    ("jobSpec", "baseOutputDirectory"): "vertex.prefix, or outputs",
-    ("jobSpec", "persistentResourceId"): "vertex.persistent_resource",
-}
 _RETRIES = ("jobSpec", "scheduling", "disableRetries")
 
 
@@ -309,7 +301,7 @@ def _unplanned(planned: dict[str, Any], body: dict[str, Any], *, has_price: bool
     A price does not count pools that the user has added after ours.
     """
     guarded = {_RETRIES: "budget.on_limit"} if render.at(planned, _RETRIES) else {}  # a budget assumes a single start
-    yield from render.changed(planned, body, _PLANNED | guarded, "vertex.raw")
+    yield from render.changed(planned, body, planned_of("vertex") | guarded, "vertex.raw")
     ours, theirs = (render.at(whole, ("jobSpec", "workerPoolSpecs")) for whole in (planned, body))
     kept = theirs[: len(ours)] if isinstance(theirs, list) else []
     if [_planned_of(pool) for pool in kept] != [_planned_of(pool) for pool in ours]:

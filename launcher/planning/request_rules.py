@@ -2,6 +2,7 @@
 
 The tables are the backends' rules.json, and rules_serving.json for the requests of an endpoint, written by
 tools/*_table.py from the vendors' own packages. Each table has `shapes`, rules by name, and the name of the `root`.
+request_keys.tsv has the config's key for each part of a request.
 A rule is a mapping, the name of a shape, or only a type.
 
     type                           object choice either map list string integer int64 number boolean any
@@ -74,7 +75,7 @@ class Table:
 @functools.lru_cache(maxsize=8)
 def read(backend: str, thing: str, vendor: str, *growing: str, file: str = "rules.json") -> Table:
     """Return the table in the file of the backend's folder."""
-    rules = json.loads(files("cloudtrain.backends").joinpath(backend).joinpath(file).read_text())
+    rules = json.loads(_text(backend, file))
     return Table(rules["root"], rules["shapes"], thing, vendor, growing)
 
 
@@ -94,7 +95,7 @@ def meant(word: Any, known: Iterable[Any]) -> str:
 @functools.cache
 def regions(backend: str) -> dict[str, str]:
     """Return the regions of regions.txt in the backend's folder, each with the rest of its line."""
-    lines = files("cloudtrain.backends").joinpath(backend).joinpath("regions.txt").read_text().splitlines()
+    lines = _text(backend, "regions.txt").splitlines()
     return {name: rest for name, _, rest in (line.partition(" ") for line in lines) if name != "#"}
 
 
@@ -162,10 +163,30 @@ def below(uri: str, job_id: str) -> str:
 def key_of(path: str, keys: Mapping[str, str], other: str) -> str:
     """Return the config's key that sets the request's part at the path, else `other`.
 
-    `keys`: the config's keys by paths without numbers of items, longest paths first.
+    `keys`: the config's keys by paths without numbers of items, longer paths first.
     """
     bare = re.sub(r"\[\d+\]", "", path)
     return next((key for prefix, key in keys.items() if f"{bare}.".startswith(f"{prefix}.")), other)
+
+
+@functools.cache
+def keys_of(backend: str) -> dict[str, str]:
+    """Return the config's keys by the parts of a request that they set, from request_keys.tsv, for `key_of`."""
+    return {path.replace("/", "."): key for path, key, _ in _request_keys(backend) if key != "-"}
+
+
+def planned_of(backend: str) -> dict[tuple[str, ...], str]:
+    """Return the parts of a request that `raw` must not change, each with the config's key to set instead."""
+    return {tuple(path.split("/")): key for path, _, key in _request_keys(backend) if key != "-"}
+
+
+def _request_keys(backend: str) -> Iterator[list[str]]:
+    lines = _text(backend, "request_keys.tsv").splitlines()
+    return (line.split("\t") for line in lines if not line.startswith("#"))
+
+
+def _text(backend: str, file: str) -> str:
+    return files("cloudtrain.backends").joinpath(backend).joinpath(file).read_text(encoding="utf-8")
 
 
 def part(whole: Mapping[str, Any], name: str) -> Mapping[str, Any]:
