@@ -67,11 +67,7 @@ def node_of(name: str) -> int | None:
 
 
 def page(
-    azure: Azure,
-    ask: Callable[[float], Details],
-    nodes: int,
-    cursor: Cursor | None,
-    only: Chosen = None,
+    azure: Azure, ask: Callable[[float], Details], nodes: int, cursor: Cursor | None, only: Chosen = None
 ) -> LogPage:
     """Return the lines after the cursor, of all nodes or `only` of some, sorted by time.
 

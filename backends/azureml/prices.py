@@ -57,12 +57,7 @@ def of_machine(azure: Azure, size: str, region: str) -> list[Quote]:
     """
     # The service compares values exactly: Standard_NC6s_v3 and eastus, in ARM's spelling.
     where = region.lower().replace(" ", "")
-    wanted = {
-        "serviceName": "Virtual Machines",
-        "armSkuName": size,
-        "armRegionName": where,
-        "priceType": "Consumption",
-    }
+    wanted = {"serviceName": "Virtual Machines", "armSkuName": size, "armRegionName": where, "priceType": "Consumption"}
     terms = (f"{key} eq '{value.replace(chr(39), chr(39) * 2)}'" for key, value in wanted.items())
     try:
         meters = [meter for meter in _meters(azure, " and ".join(terms)) if _is_of_a_job(meter)]

@@ -142,14 +142,7 @@ class ShardServer:
     """Serves a shard to the workers; of the first shard, also hands out the work. Close it at the end."""
 
     def __init__(
-        self,
-        shard: WeightShard,
-        secret: str,
-        ranks: int,
-        lease_s: float,
-        tickets: Tickets,
-        *,
-        skips: bool = False,
+        self, shard: WeightShard, secret: str, ranks: int, lease_s: float, tickets: Tickets, *, skips: bool = False
     ) -> None:
         """`lease_s`: a worker without a sign of life for so long is lost, and its tickets are handed out again.
 

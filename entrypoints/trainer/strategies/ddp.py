@@ -180,9 +180,7 @@ def _of_split_model(setup: Setup, buffers: Buffers, mesh: DeviceMesh) -> Strateg
                 part.copy_(mean.view(part.shape))
 
     return replace(
-        setup.of_one_rank(buffers, agree=True),
-        finish=finish,
-        clip=lambda max_norm: clip_split(parameters, max_norm),
+        setup.of_one_rank(buffers, agree=True), finish=finish, clip=lambda max_norm: clip_split(parameters, max_norm)
     )
 
 
