@@ -27,6 +27,8 @@ from . import layout, shards
 ATTEMPTS = 3  # to read a checkpoint from an unreliable network share
 
 Shape = tuple[int, ...]
+PlacedBox = tuple[shards.Shard, shards.Box, int]  # a box, and where its bytes begin in the shard
+Parts = Mapping[str, list[PlacedBox]]  # the boxes of each tensor, by its name
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class CheckpointReader:
 
     path: Path
     shapes: Mapping[str, Shape]
-    parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]
+    parts: Parts
     dtypes: Mapping[str, torch.dtype]
     is_seen_by_all: bool
     plain: Any
@@ -83,7 +85,7 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
     """
     sees = _seen_by(found.path)
     seen, everybody = sees[dist.get_rank()], all(sees)
-    parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
+    parts: dict[str, list[PlacedBox]] = {}
     plain, fault = b"", None
     if seen and (everybody or dist.get_rank() == 0):
         try:
@@ -100,9 +102,7 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
             fault = str(error)
     if fault := next(filter(None, exchange.gather(fault)), None):
         raise folders.CheckpointError(fault)
-    table: dict[str, Any] = {name: [b[0][1].whole, str(b[0][1].dtype)] for name, b in parts.items()}
     if not everybody:
-        table = exchange.share(table)
         plain = bytes.fromhex(exchange.share(plain.hex()))
     try:
         loaded = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
@@ -111,14 +111,7 @@ def open_reader(found: folders.FoundCheckpoint, *, whole: bool = True) -> Checkp
     save = found.trainer.get("save")
     if isinstance(loaded, dict) and loaded.pop("save", save) != save:
         raise folders.CheckpointError(f"{folders.PLAIN} is of another save than {folders.TRAINER}")
-    return CheckpointReader(
-        path=found.path,
-        shapes={name: tuple(entry[0]) for name, entry in table.items()},
-        parts=parts,
-        dtypes={name: getattr(torch, entry[1].removeprefix("torch.")) for name, entry in table.items()},
-        is_seen_by_all=everybody,
-        plain=loaded,
-    )
+    return _reader(found.path, parts, loaded, is_seen_by_all=everybody)
 
 
 def open_files(files: list[Path]) -> CheckpointReader:
@@ -126,7 +119,7 @@ def open_files(files: list[Path]) -> CheckpointReader:
 
     Raises CheckpointError, on all ranks, for a file that is no state dict of tensors.
     """
-    parts: dict[str, list[tuple[shards.Shard, shards.Box, int]]] = {}
+    parts: dict[str, list[PlacedBox]] = {}
     fault = None
     if dist.get_rank() == 0:
         try:
@@ -141,15 +134,16 @@ def open_files(files: list[Path]) -> CheckpointReader:
             fault = str(error)
     if fault := exchange.share(fault):
         raise folders.CheckpointError(fault)
-    table = exchange.share({name: [b[0][1].whole, str(b[0][1].dtype)] for name, b in parts.items()})
-    return CheckpointReader(
-        path=files[0],
-        shapes={name: tuple(entry[0]) for name, entry in table.items()},
-        parts=parts,
-        dtypes={name: getattr(torch, entry[1].removeprefix("torch.")) for name, entry in table.items()},
-        is_seen_by_all=dist.get_world_size() == 1,
-        plain={},
-    )
+    return _reader(files[0], parts, {}, is_seen_by_all=dist.get_world_size() == 1)
+
+
+def _reader(path: Path, parts: Parts, plain: Any, *, is_seen_by_all: bool) -> CheckpointReader:
+    """Return the reader; ranks that do not see the files get shapes and types from rank 0. Collective."""
+    table: dict[str, Any] = {name: [found[0][1].whole, str(found[0][1].dtype)] for name, found in parts.items()}
+    table = table if is_seen_by_all else exchange.share(table)
+    shapes = {name: tuple(whole) for name, (whole, _) in table.items()}
+    dtypes = {name: getattr(torch, dtype.removeprefix("torch.")) for name, (_, dtype) in table.items()}
+    return CheckpointReader(path, shapes, parts, dtypes, is_seen_by_all, plain)
 
 
 def _of_state_dict(path: Path) -> list[shards.Shard]:
@@ -226,7 +220,7 @@ def overlap(part: shards.Box, wanted: shards.Box) -> tuple[tuple[slice, ...], tu
     return tuple(source), tuple(target)
 
 
-def _gap(parts: Mapping[str, list[tuple[shards.Shard, shards.Box, int]]]) -> str | None:
+def _gap(parts: Parts) -> str | None:
     """Return the fault if a tensor's boxes do not fill the tensor, each place once, or differ in shape or type."""
     for name, found in parts.items():
         boxes = [box for _, box, _ in found]
