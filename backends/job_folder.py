@@ -80,11 +80,10 @@ class JobFolder:
 
     def sizes(self, uri: str, *, remove: bool) -> dict[str, int]:
         """Return the bytes of all objects below the URI, by name; with `remove`, delete the objects."""
-        with self.answers(f"{'empty' if remove else 'list'} {uri}"), ThreadPoolExecutor(self.workers) as pool:
+        with self.answers(f"{'empty' if remove else 'list'} {uri}"):
             store = self.open_at(uri)
             sizes = store.sizes("")
-            if remove:
-                list(pool.map(store.delete, sizes))
+            in_threads(store.delete, sizes if remove else (), self.workers)
         return sizes
 
     def fill(self, name: str, pinned: str, place: str, base: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 from .. import atomic_json, processes
 from ..checkpoints import folder as checkpoints
+from ..stores.store import in_threads
 from . import entries as listing
 from . import wire
 from .entries import StoredEntry
@@ -76,31 +77,13 @@ def check_room(into: Path, needed: int) -> None:
 def sync(partial: Path, paths: list[Path], stop: threading.Event | None) -> None:
     """Make the copy's files and folders durable. Raises OSError; Stopped once `stop` is set."""
     folders = {folder for path in paths for folder in path.parents if folder.is_relative_to(partial)}
-    todo = iter([*paths, *(folders or {partial})])
-    lock = threading.Lock()
-    faults: list[OSError] = []
 
-    def run() -> None:
-        try:
-            while not faults and not (stop is not None and stop.is_set()):
-                with lock:
-                    path = next(todo, None)
-                if path is None:
-                    return
-                atomic_json.sync(path)
-        except OSError as error:
-            faults.append(error)
+    def make_durable(path: Path) -> None:
+        if stop is not None and stop.is_set():
+            raise wire.Stopped("stopped")
+        atomic_json.sync(path)
 
-    threads = [threading.Thread(target=run, name="sync", daemon=True) for _ in range(min(_SYNCS, len(paths)) - 1)]
-    for thread in threads:
-        thread.start()
-    run()
-    for thread in threads:
-        thread.join()
-    if stop is not None and stop.is_set():
-        raise wire.Stopped("stopped")
-    if faults:
-        raise faults[0]
+    in_threads(make_durable, [*paths, *(folders or {partial})], _SYNCS)
 
 
 def place(partial: Path, final: Path, over: StoredEntry | None = None, *, is_kept: bool = False) -> None:
