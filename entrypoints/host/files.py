@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .. import foreign
+from .. import foreign, processes
 from ..agent import node_folder
 from ..contract import EXIT, STATE
 from ..errors import HELD, Refused
@@ -241,21 +240,13 @@ def _sha256(path: Path) -> str | None:
 
 def _lock(partial: Path) -> bool:
     """Return whether this channel now holds the lock of the partial file."""
-    file = partial.open("r+b" if partial.exists() else "w+b")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return False
-    except OSError:  # a disk without locks
-        pass
-    # The earlier owner may have kept or removed the file meanwhile.
-    is_still = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
-    if is_still:
-        _arriving[partial] = file
-    else:
-        file.close()
-    return is_still
+        held = processes.try_lock(partial)
+    except processes.NoLocks:
+        held = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if held is not None:
+        _arriving[partial] = os.fdopen(held, "r+b")
+    return held is not None
 
 
 def _drop(partial: Path) -> None:

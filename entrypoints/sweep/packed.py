@@ -26,7 +26,7 @@ from ..errors import TaskError
 from ..format import span
 from ..rank import heartbeat, variables
 from .journal import Journal
-from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, steps_of, values_of
+from .search import HOPELESS, MOST_TRIES, Allowance, Search, Segment, best, decide, ranked, steps_of, values_of
 from .segments import Meeting, SegmentEnd, SlotRunner, metric_of
 
 EXIT_DONE, EXIT_SAVED = 0, 75
@@ -402,11 +402,7 @@ class _Driver:
 
     def _kept(self) -> list[int]:
         """Return the trials whose checkpoints stay: the best `keep`, and the sources of copies."""
-        sign = -1.0 if self._search.mode == "max" else 1.0
-        ranked = sorted(
-            (-rung, sign * value, trial) for (trial, rung), value in self._state.results.items() if value is not None
-        )
-        order = list(dict.fromkeys(trial for _, _, trial in ranked))
+        order = list(ranked(self._search, self._state.results))
         return sorted({*order[: int(self._sweep.get("keep") or KEEP)], *self._state.sources})
 
 
