@@ -116,14 +116,8 @@ def marked(head: bytes, save: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def file_bytes(head: bytes, size: int) -> int:
-    """Return the size of the file in bytes."""
-    return len(head) + size
-
-
 def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
     """Write head and data (uint8, on the CPU) durably; return size and crc32 for the manifest. Raises OSError."""
-    total = file_bytes(head, data.nbytes)
     with path.open("wb", buffering=0) as file:
         checksum = zlib.crc32(head)
         _write_all(file.fileno(), memoryview(head))
@@ -134,7 +128,7 @@ def write(path: Path, head: bytes, data: torch.Tensor) -> dict[str, Any]:
                 _write_all(file.fileno(), chunk)
                 checksum = zlib.crc32(chunk, checksum)
         os.fsync(file.fileno())
-    return {"size": total, "crc32": f"{checksum:08x}"}
+    return {"size": len(head) + data.nbytes, "crc32": f"{checksum:08x}"}
 
 
 def open_shard(path: Path, *, whole: bool = True, is_own: bool = True) -> Shard:
