@@ -15,7 +15,7 @@ from .plan import Plan
 JobState = Literal["pending", "running", "stopping", "succeeded", "failed", "stopped"]
 ACTIVE: tuple[JobState, ...] = ("pending", "running", "stopping")
 
-PROJECT_PATTERN = "[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
+PROJECT_PATTERN = "(?!agent$)[a-z0-9][a-z0-9_-]{0,62}"  # also valid as a label value in the clouds
 
 CLOCKS = "the nodes' clocks"  # as State.billed_by: they measure for how long each node was occupied
 

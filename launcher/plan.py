@@ -36,7 +36,7 @@ class Batch(Record, checks=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(Record, checks=True, optional="saved_step faults"):
+class Plan(Record, checks=True, optional="saved_step faults is_unlisted"):
     """The numbers of an attempt: money in micro-dollars (`micro`) or US dollars, times in seconds after the start."""
 
     instances: int
@@ -55,6 +55,8 @@ class Plan(Record, checks=True, optional="saved_step faults"):
     price_source: str = ""
     price_as_of: str | None = None
     is_spot_price: bool = False
+    is_unlisted: bool = False
+    """Under an owner's limit: only the config's `price_per_hour` knows the price of the vendor's machine."""
     terms: Terms = field(default_factory=Terms)
 
     cap_s: int

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import pwd
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,8 +22,9 @@ from ..errors import CloudtrainError, ConfigError, UsageError
 from ..job import PROJECT_PATTERN
 from ..money import budget_text, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject, located
+from ..store import agent_limit
 from ..store import ledger as ledgers
-from ..store.budgets import MOST_OVERCOMMIT_PERCENT, LedgerBudget, Period, Standing
+from ..store.budgets import AGENT, MOST_OVERCOMMIT_PERCENT, LedgerBudget, Period, Standing
 from ..store.database import Database
 from ..store.registry import Registry
 from ..text.tables import width, wrapped
@@ -30,6 +34,12 @@ from .options import completes, json_option, yes_option
 
 _month = click.option("--month", "monthly", is_flag=True, help="For each calendar month (UTC), not for ever.")
 _here = click.option("--here", is_flag=True, help="On this machine alone, though the project's budget is shared.")
+_user = click.option(
+    "--user",
+    expose_value=False,
+    callback=lambda _, __, name: setattr(agent_limit, "user", name or ""),
+    help="For root: whose limit for agents.",
+)
 
 
 class _Budget(click.Group):
@@ -56,21 +66,29 @@ def command(context: click.Context) -> None:
 @_month
 @click.option(
     "--overcommit",
-    "given_overcommit",
+    "factor",
     metavar="FACTOR",
     default="1",
     help="Let worst cases add up to so much more than is left, such as 1.2: jobs seldom cost their worst case.",
 )
 @click.option("--ledger", metavar="PLACE", help=f"Share it: {', '.join(stores.forms('NAME'))} or a shared disk's path.")
+@click.option("--ask-above", metavar="USD", help="Of `agent`: the owner approves each job that may cost more.")
+@_user
 @_here
-def set_(what: tuple[str, ...], monthly: bool, given_overcommit: str, ledger: str | None, here: bool) -> None:
+def set_(what: tuple[str, ...], monthly: bool, factor: str, ledger: str | None, ask_above: str, here: bool) -> None:
     """Set a limit, such as `cloudtrain budget set vision 5000USD --month`.
 
-    PROJECT is the value of the key `project:` in the config of a job, not the job's name.
+    PROJECT is the value of the key `project:` in the config of a job, not the job's name. `agent` limits all jobs of
+    this user, from any home; a change needs the owner's word.
     """
     project, limit_micro = _what(what)
-    overcommit = _overcommit(given_overcommit)
+    overcommit = _overcommit(factor)
     period: Period = "month" if monthly else "all"
+    if project == AGENT and ledger is None and not here and overcommit == 1:
+        _limit_agents(limit_micro=limit_micro, period=period, ask_above_micro=_money(ask_above) if ask_above else None)
+        return
+    if project == AGENT or ask_above or agent_limit.user:
+        raise UsageError("the form is: cloudtrain budget set agent 50USD [--month] [--ask-above 10USD] [--user USER]")
     percent, person = round(overcommit * 100), shared_ledger_sync.this_person()
     budget = LedgerBudget(project, period, limit_micro, percent, time.time(), person)
     database = Registry().database
@@ -114,18 +132,20 @@ def show(project: str | None, as_json: bool) -> None:
     registry = Registry()
     failures = reconcile(registry)
     database = registry.database
-    rows = budget_text.own_rows(database, time.time(), project)
+    rows = [] if project == AGENT else budget_text.own_rows(database, time.time(), project)
     for place in sorted(set(ledgers.ledgers(database).values())):
         try:
             rows += _shared_rows(place, project)
         except CloudtrainError as error:
             failures.append(shared_ledger_sync.failure(place, error))
+    asked = {each: agent_limit.command("approve", each.id) for each in agent_limit.requests() if not each.job}
     failures = list(dict.fromkeys(failures))  # a ledger may fail twice, at a write and at the read above
     if project is not None and not failures:
         _require_known(database, project, rows)
     months = {name: each for name, each in ledgers.months(database).items() if project in (None, name)}
     if as_json:
-        print_json({**budget_text.as_json(rows, months, ledgers.unpriced(database)), "failures": failures})
+        found = {**budget_text.as_json(rows, months, ledgers.unpriced(database)), "failures": failures}
+        print_json({**found, "requests": [{"job": each.words, "command": line} for each, line in asked.items()]})
     else:
         columns = width()
         print_lines(wrapped(budget_text.as_lines(rows, columns), columns))
@@ -133,6 +153,7 @@ def show(project: str | None, as_json: bool) -> None:
             say(f"not counted, for nobody knows their price: {', '.join(unpriced)}")
         if any(row.money.spent_micro for row in rows):
             say(budget_text.COUNTED)
+        say_each(f"requested: {each.words}: {line}" for each, line in asked.items())
     say_each(failures)
 
 
@@ -140,12 +161,16 @@ def show(project: str | None, as_json: bool) -> None:
 @click.argument("project", required=False, shell_complete=completes("projects"))
 @_month
 @_here
+@_user
 @click.option(
     "--forget", is_flag=True, help="Forget on this machine where the project's budget is shared; change nothing there."
 )
 def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None:
     """Remove a limit; what was spent and what is reserved stays known."""
     _require_name(project)
+    if project == AGENT:
+        _limit_agents(limit_micro=None)
+        return
     database = Registry().database
     name = project or ""
     period: Period = "month" if monthly else "all"
@@ -168,6 +193,35 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
     _say_others(database, place, name, period)
+
+
+@command.command("approve", short_help="Approve a job under the limit for agents.")
+@click.argument("request")
+@_user
+def approve(request: str) -> None:
+    """Approve one job: the same submit then sends the job."""
+    found = [each for each in agent_limit.requests() if each.id == request and not each.job]
+    if not found:
+        raise UsageError(f"there is no open request `{request}`", hint="cloudtrain budget show lists the requests")
+    say(found[0].words)
+    agent_limit.rewrite(f"approve {request}", approved=(*agent_limit.known().approved, *found))
+    say("approved for one job: send it again")
+
+
+def _limit_agents(**changes: Any) -> None:
+    """Change the limit for agents. The ledger stays; from root the user gets the ledger's folder."""
+    if changes["limit_micro"] is None and not agent_limit.limits():
+        raise UsageError("there is no limit for agents", hint="cloudtrain budget show lists all budgets")
+    agent_limit.rewrite("change the limit for agents", **changes)
+    (folder := agent_limit.folder() / "ledger").mkdir(exist_ok=True)
+    shared_ledger.change(ConditionalObject(agent_limit.place()), lambda book: None, may_make=True)
+    for each in (folder, *folder.iterdir()) if agent_limit.user else ():
+        os.lchown(each, *pwd.getpwnam(agent_limit.user)[2:4])
+    for limit in agent_limit.limits():
+        asks = "" if limit.ask_above_micro is None else f"; above {usd(limit.ask_above_micro)} a job needs an approval"
+        say(f"set the limit for agents, on all jobs of the user, to {_limit(limit)}{asks}")
+    if changes["limit_micro"] is None:
+        say("removed the limit for agents")
 
 
 def _unused(database: Database, project: str) -> Iterator[str]:
@@ -271,7 +325,7 @@ def _money(text: str) -> int:
 
 
 def _require_name(project: str | None) -> None:
-    if project is not None and not re.fullmatch(PROJECT_PATTERN, project):
+    if project not in (None, AGENT) and not re.fullmatch(PROJECT_PATTERN, project):
         hint = "small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
         raise UsageError(f"{project!r} cannot name a project", hint=hint)
 
@@ -298,5 +352,5 @@ def _shared_rows(place: str, project: str | None) -> list[Standing]:
     book = shared_ledger.read(ConditionalObject(place))
     if book is None:
         raise ConfigError("there is no ledger any more")
-    found = shared_ledger.accounts(book).standings(time.time())
-    return [replace(each, place=place) for each in found if project is None or each.budget.project in ("", project)]
+    found = shared_ledger.accounts(book).standings(time.time(), project)
+    return [replace(each, place=place) for each in found]

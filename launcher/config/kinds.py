@@ -218,7 +218,7 @@ _NAME = "[a-z0-9][a-z0-9-]{0,40}"
 # As the argument JOB of a command, `last` means the newest job.
 _NAME_WANTED = f"a name of small letters, digits and hyphens, at most 41 (`{_NAME}`), not `last`"
 JobName = Annotated[str, _matching("name", _NAME_WANTED, f"(?!last$){_NAME}")]
-PROJECT_WANTED = "a project's name: small letters, digits, `-` and `_`, at most 63, a letter or a digit first"
+PROJECT_WANTED = "a project's name: small letters, digits, `-`, `_`, at most 63, a letter or digit first, not `agent`"
 ProjectName = Annotated[str, _matching("project's name", PROJECT_WANTED, PROJECT_PATTERN)]
 LedgerUri = Annotated[
     str, _matching("ledger's place", f"a ledger's place: {', '.join(forms('NAME'))} or a path", LEDGER_PATTERN)

@@ -14,7 +14,7 @@ from ..money import shared_ledger_sync
 from ..money.conditional import located
 from ..plan import Plan
 from ..store import ledger
-from ..store.budgets import MOST_MICRO, OVERALL, Held, Standing
+from ..store.budgets import AGENT, MOST_MICRO, OVERALL, Held, Standing
 from ..store.registry import Registry
 from .refresh import refresh
 
@@ -52,11 +52,11 @@ def project_of(config: Mapping[str, Any]) -> str:
 
 
 def ledgers_of(registry: Registry, config: Mapping[str, Any]) -> list[str]:
-    """Return the shared ledgers that count a job, without duplicates: its project's, then the overall budget's."""
+    """Return the shared ledgers that count a job: its project's, the overall budget's, that of the owner's limit."""
     given = (config.get("project") or {}).get("ledger")
     known = ledger.ledgers(registry.database)
     own = known.get(project_of(config)) if given is None else located(given)
-    return list(dict.fromkeys(uri for uri in (own, known.get(OVERALL)) if uri is not None))
+    return list(dict.fromkeys(uri for uri in (own, known.get(OVERALL), known.get(AGENT)) if uri is not None))
 
 
 def amount_of(plan: Plan) -> int | None:

@@ -13,6 +13,7 @@ from ..backend_table import traits
 from ..errors import CloudtrainError, UnreachableError, UsageError
 from ..job import Job, State
 from ..money import shared_ledger_sync
+from ..store import agent_limit
 from ..store.progress import unkept
 from ..store.registry import Registry, submitter_lives
 from ..text.terminal import say
@@ -174,6 +175,8 @@ def forget(registry: Registry, name: str, agrees: Callable[[StopResult], bool]) 
         raise UsageError(f"{job.backend} answers: {job.id} need not be forgotten", hint=f"cloudtrain stop {job.id}")
     if not agrees(StopResult(job, "doubtful")):
         return StopResult(job, "kept")
+    if attempt.plan.most_micro != 0:
+        agent_limit.require_word(f"forget {job.id}")
     state = replace(attempt.state, state="failed", reason="error", ended_s=time.time(), resumable=False)
     state = replace(state, detail=f"forgotten by its user while {job.backend} did not answer")
     if attempt.phase == "intent":

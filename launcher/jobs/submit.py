@@ -6,6 +6,7 @@ The journal fixes the platform's name of the job, so a process that dies at any 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from ..money import budget_preview, shared_ledger, shared_ledger_sync
 from ..money.conditional import ConditionalObject
 from ..planning.prepare import Prepared
 from ..planning.request_rules import own_places
-from ..store import budgets, ledger
+from ..store import agent_limit, budgets, ledger
 from ..store.registry import Registry, this_process
 from ..text import addresses
 from ..text.terminal import say, say_each
@@ -190,7 +191,7 @@ def require_room(registry: Registry, prepared: Prepared, *, is_first: bool) -> N
             book = shared_ledger.read(ConditionalObject(uri))
             if book is None:  # `_hold` reports a missing ledger
                 continue
-            if uri == places[0] and not is_budgeted:  # the ledger for the project's own budget
+            if uri == places[0] and not is_budgeted and not agent_limit.is_place(uri):  # the project's own ledger
                 others = budget_preview.budgeted_in(registry.database) - {project}  # a known address alone is no budget
                 names = ({name for name, _ in book.budgets} - {budgets.OVERALL}) | others
                 books = budget_preview.ApplicableBudgets(project, budgeted=tuple(sorted(names)))
@@ -225,6 +226,7 @@ def _hold(registry: Registry, attempt: Attempt) -> None:
         except BudgetError:
             reserve.reconcile(registry)  # ended jobs of this home may still hold their worst case in the ledger
             shared = shared_ledger_sync.hold(registry.database, attempt.job_id, attempt.number, time.time())
+        agent_limit.require_approved(registry.find(attempt.job_id))
     except BaseException as error:
         # A ledger that does not answer cannot be updated now either.
         _close(registry, attempt, error, syncs=not isinstance(error, UnreachableError))
@@ -254,9 +256,10 @@ def _close(
     if syncs:
         shared_ledger_sync.push(registry.database)
     was_queued = attempt.submitter.get("queued")
-    if not was_queued and registry.never_ran(registry.find(attempt.job_id)):
+    if not was_queued and registry.never_ran(job := registry.find(attempt.job_id)):
         registry.remove(attempt.job_id)
         if not is_known:
+            agent_limit.give_back(job)
             ledger.forget(registry.database, attempt.job_id, attempt.number)
     elif not was_queued and isinstance(error, PASSING) and not is_known:
         with registry.database.transaction():
@@ -269,7 +272,9 @@ def _close(
 def _intent(
     job_id: str, number: int, prepared: Prepared, request: backends.Request, course: Mapping[str, Any]
 ) -> Attempt:
+    sent = f"{prepared.config.model_dump_json()} {prepared.plan.most_micro} {prepared.bundle.sha256}"
     submitter = {**this_process(), "backend": prepared.config.backend, "settings": list(prepared.settings), **course}
+    submitter["digest"] = hashlib.sha256(sent.encode()).hexdigest()  # what an owner of a limit for agents approves
     return Attempt(job_id, number, "intent", prepared.plan, request.dump(), time.time(), submitter)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cloudtrain.entrypoints.format import left, whole
+from cloudtrain.entrypoints.format import left, usd, whole
 
 from ..errors import CloudtrainError, ConfigError, Fault
-from ..store.budgets import OVERALL, Standing, refusal
+from ..store import agent_limit
+from ..store.budgets import AGENT, OVERALL, Standing, refusal
 from ..store.home import where
 from .budget_text import budget_json
-from .conditional import located
+from .conditional import ConditionalObject, located
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -57,6 +58,8 @@ class ApplicableBudgets:
             room = f", room for worst cases of {whole(left(standing.room_micro))}"
             more = room if standing.budget.overcommit_percent != 100 else ""
             yield f"counts against {standing.budget.title} ({standing.left_words}{more})"
+            if (above := standing.budget.ask_above_micro) is not None and (amount_micro or 0) > above:
+                yield f"more than {usd(above)}: needs the owner's approval"
         for place in self.shared:
             yield f"counts against the shared ledger {place}, checked at submit"
         if self.trouble:
@@ -88,14 +91,14 @@ class ApplicableBudgets:
 
 
 def books_of(config: JobConfig) -> ApplicableBudgets:
-    """Return the budgets that apply to a job of this config; none, without a write, if no home folder exists."""
+    """Return the budgets that apply to a job of this config on this machine; nothing is written."""
     project = config.project.name if config.project else OVERALL
     given = config.project.ledger if config.project else None
     shared = (located(given),) if given else ()
     try:
-        folder = where()
+        folder, agents = where(), _agents()
         if not (folder / "registry.sqlite").exists():
-            return ApplicableBudgets(project, shared=shared)
+            return ApplicableBudgets(project, agents, shared)
         from ..store import ledger
         from ..store.database import Database  # a dry run without a registry needs no sqlite3
 
@@ -106,11 +109,21 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
         budgeted = budgeted_in(database) | ({project} if places else set())  # submit checks the shared ledger
         standings = ledger.standings(database, time.time(), project)
         database.close()
-        return ApplicableBudgets(project, tuple(standings), places, tuple(sorted(budgeted - {OVERALL})))
+        return ApplicableBudgets(project, (*standings, *agents), places, tuple(sorted(budgeted - {OVERALL})))
     except CloudtrainError as error:
         return ApplicableBudgets(project, shared=shared, trouble=error.message)
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
         return ApplicableBudgets(project, shared=shared, trouble=str(error))
+
+
+def _agents() -> tuple[Standing, ...]:
+    """Return the state of an owner's limit for agents."""
+    if not agent_limit.limits():
+        return ()
+    from . import shared_ledger
+
+    book = shared_ledger.read(ConditionalObject(agent_limit.place())) or shared_ledger.Book()
+    return tuple(shared_ledger.accounts(book).standings(time.time()))
 
 
 def require_known_project(books: ApplicableBudgets) -> None:
@@ -123,7 +136,7 @@ def budgeted_in(database: Database) -> set[str]:
     """Return the projects with a budget that this installation knows, own or shared."""
     from ..store import ledger
 
-    return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL}
+    return ({budget.project for budget in ledger.budgets(database)} | set(ledger.ledgers(database))) - {OVERALL, AGENT}
 
 
 def _slip(books: ApplicableBudgets) -> Fault | None:

@@ -101,6 +101,7 @@ def budget_json(row: Standing) -> dict[str, Any]:
         "ledger": row.place,
         "limit_usd": as_usd(limit_micro),
         "overcommit": budget.overcommit_percent / 100 if limit_micro is not None else None,
+        "ask_above_usd": as_usd(budget.ask_above_micro),
         "spent_usd": as_usd(money.spent_micro),
         "reserved_usd": as_usd(money.held_micro),
         "left_usd": as_usd(money.left_micro),

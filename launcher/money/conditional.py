@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from cloudtrain.entrypoints.stores import LEDGER_PATTERN, STORES, forms
 
 from ..errors import ConfigError, CredentialError, UnreachableError, UsageError
+from ..store import agent_limit
 
 if TYPE_CHECKING:
     from cloudtrain.entrypoints.stores.store import Store
@@ -79,4 +80,7 @@ def located(text: str) -> str:
     uri = text.rstrip("/")
     if "://" not in uri:
         uri = f"file://{Path(uri).expanduser()}"
-    return uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"
+    uri = uri if uri.endswith(".json") else f"{uri}/{DEFAULT_NAME}"
+    if agent_limit.is_place(uri):
+        raise UsageError("this ledger is for the owner's limit alone", hint="cloudtrain budget set agent 50USD --month")
+    return uri

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..errors import ConfigError, UnreachableError
+from ..store import agent_limit
 from ..store.budgets import Accounts, End, Held, LedgerBudget, month_of, require_room
 from .conditional import ConditionalObject
 
@@ -162,8 +163,10 @@ def load(data: bytes, uri: str) -> Book:
         if form != FORM:
             hint = "use the newest cloudtrain on every machine"
             raise ConfigError(f"the ledger has form {form!r}, and this version knows {FORM}", where=uri, hint=hint)
+        is_owners = agent_limit.is_place(uri)  # its user can write the ledger, and the owner alone the limit
+        budgets = agent_limit.limits() if is_owners else map(_budget, fields["budgets"])
         return Book(
-            {(each["project"], each["period"]): _budget(each) for each in fields["budgets"]},
+            {(each.project, each.period): each for each in budgets},
             {key: _held(each) for key, each in fields["held"].items()},
             {key: _end(each) for key, each in fields["closed"].items()},
             {project: _months(months) for project, months in fields["spent"].items()},

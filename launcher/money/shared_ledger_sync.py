@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import BudgetError, CloudtrainError, ConfigError
-from ..store import ledger
-from ..store.budgets import OVERALL, End, Held, LedgerBudget, Period, Standing, month_of
+from ..store import agent_limit, ledger
+from ..store.budgets import AGENT, OVERALL, End, Held, LedgerBudget, Period, Standing, month_of
 from ..store.database import Database
 from ..store.home import identity
 from ..store.ledger import Closing
@@ -36,6 +36,9 @@ def hold(database: Database, job_id: str, attempt: int, now_s: float) -> list[St
     if row is None:
         return []
     held = Held(job_id, attempt, row["project"], row["amount_micro"], row["created_s"], this_person())
+    if (agents := ledger.ledgers(database).get(AGENT)) is not None:  # perhaps set since the attempt was journalled
+        ledger.adopt(database, held, ledgers=[agents], told="wanted")
+        ledger.join_sent(database, agents)
     places = ledger.ledgers_of_attempt(database, job_id, attempt)
     return [standing for uri in places for standing in _hold_at(database, uri, held, now_s)]
 
@@ -98,6 +101,8 @@ def forget(database: Database, project: str, uri: str) -> None:
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
     """Close another machine's job, which will not close itself, at the given cost; return the number of attempts."""
+    if agent_limit.is_place(uri):
+        agent_limit.require_word(f"close {job_id}")
     own = identity(database.folder)[:12]
     closed: list[int] = []
 
@@ -147,7 +152,7 @@ def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Sta
 
     try:
         known = ledger.ledgers(database)
-        is_known = uri in (known.get(held.project), known.get(OVERALL))
+        is_known = uri in (known.get(held.project), known.get(OVERALL), known.get(AGENT))
         if not is_known and shared_ledger.read(ConditionalObject(uri)) is not None:  # named by a config
             ledger.remember_ledger(database, held.project, uri)  # the project's held attempts join
         book = _change(database, uri, apply)

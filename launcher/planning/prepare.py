@@ -140,8 +140,13 @@ def _planned(
 ) -> tuple[backends.Backend, backends.Capacity, Plan]:
     """Return the backend, its capacity for the config, and the plan. Raises as `planner.make`."""
     backend = backends.load(config.backend)
-    capacity = backend.capacity(config)
-    return backend, capacity, plans.make(config, capacity, spent_micro, late_micro)
+    capacity, is_unlisted, facts = backend.capacity(config), False, traits(config.backend)
+    if not facts.own_machines and not facts.runs_here:
+        from ..prices import catalog
+
+        capacity, is_unlisted = catalog.under_limit(backend, config, capacity)
+    plan = plans.make(config, capacity, spent_micro, late_micro)
+    return backend, capacity, replace(plan, is_unlisted=is_unlisted)
 
 
 def _rendered(

@@ -14,14 +14,15 @@ from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..backend_table import names, package_of, traits
 from ..errors import ConfigError
 from ..metering.rate import Kind, Machine, Rate
-from ..store import home
+from ..store import agent_limit, home
 
 if TYPE_CHECKING:
+    from ..backend import Backend, Capacity
     from ..config.schema import JobConfig
 
 TABLE = "instances.csv"
@@ -55,11 +56,24 @@ def rates(backend: str, instance_type: str, region: str | None) -> dict[Kind, Ra
     listed = (row for row in rows(backend) if (row["instance_type"], row["region"]) == (instance_type, region))
     found = next(map(_rates, listed), dict[Kind, Rate]())
     own = _own(backend, instance_type, region)
+    if own and agent_limit.limits():  # an agent can write the file of the own prices
+        own = {kind: rate for kind, rate in own.items() if kind in found and rate.usd >= found[kind].usd}
     chosen = found | {kind: _newer(rate, found.get(kind)) for kind, rate in own.items()}
     on_demand, spot = chosen.get("on_demand"), chosen.get("spot")
     if on_demand and spot and on_demand.is_own and not spot.is_own and spot.usd >= on_demand.usd:
         del chosen["spot"]  # from a day with a higher price on demand
     return chosen
+
+
+def under_limit(backend: Backend, config: JobConfig, capacity: Capacity) -> tuple[Capacity, bool]:
+    """Return the capacity, under a limit for agents from the table's price up, and whether only the config has one."""
+    block: Any = getattr(config, config.backend, None)
+    if getattr(block, "price_per_hour", None) is None or not agent_limit.limits():
+        return capacity, False
+    block = block.model_copy(update={"price_per_hour": None})
+    listed = backend.capacity(config.model_copy(update={config.backend: block}))
+    most = [(each.hourly_usd or 0.0) * each.uncertainty for each in (capacity, listed)]
+    return (listed if most[1] > most[0] else capacity), listed.hourly_usd is None
 
 
 def _newer(own: Rate, listed: Rate | None) -> Rate:

@@ -22,6 +22,7 @@ from ..metering.money import Money
 from ..text.units import format_money
 
 OVERALL = ""  # the project of the overall budget, and of a job without a project
+AGENT = "agent"  # in place of a project: the owner's limit on all jobs of a user (agent_limit.py)
 MOST_MICRO = 10**16  # ten billion USD: above any budget, and sums still fit into SQLite's integers
 MOST_OVERCOMMIT_PERCENT = 1000
 Period = Literal["all", "month"]
@@ -40,12 +41,13 @@ class LedgerBudget:
     overcommit_percent: int = 100
     set_s: float = 0.0
     set_by: str = ""
+    ask_above_micro: int | None = None  # of AGENT: the owner approves each job that may cost more
 
     @property
     def title(self) -> str:
         """Return the owner and the limit: `project vision's monthly 100 USD`."""
         monthly = "monthly " if self.period == "month" else ""
-        whose = f"project {self.project}'s" if self.project else "the overall"
+        whose = {OVERALL: "the overall", AGENT: "the agent's"}.get(self.project, f"project {self.project}'s")
         more = f" (overcommitted {self.overcommit_percent / 100:g} times)" if self.overcommit_percent != 100 else ""
         return f"{whose} {monthly}{usd(self.limit_micro)}{more}"
 
@@ -128,7 +130,7 @@ class Accounts:
 
     def standings(self, now_s: float, project: str | None = None) -> list[Standing]:
         """Return the state of each budget, or of each budget that applies to the project's jobs (and the overall)."""
-        budgets = [each for each in self.budgets if project is None or each.project in (OVERALL, project)]
+        budgets = [each for each in self.budgets if project is None or each.project in (OVERALL, AGENT, project)]
         return [self.standing(each, now_s) for each in sorted(budgets, key=lambda each: (each.project, each.period))]
 
     def standing(self, budget: LedgerBudget, now_s: float, *, limited: bool = True) -> Standing:
@@ -137,7 +139,7 @@ class Accounts:
         Spending after this month counts too: a clock may have been put back.
         """
         month, whose = month_of(now_s), {budget.project}
-        if budget.project == OVERALL:
+        if budget.project in (OVERALL, AGENT):
             whose = {*self.months, *self.means, *(each.project for each in self.held)}
         held = tuple(each for each in self.held if each.project in whose)
         ended = [part for project in whose for part in self.months.get(project, {}).items()]
@@ -235,6 +237,8 @@ def _hint(standings: Sequence[Standing], amount_micro: int | None) -> str:
     if any(standing.unknown for standing in short):
         return "wait for its end, or stop it: cloudtrain budget show"
     wait = ", wait for a job's end" if any(standing.money.held_micro for standing in short) else ""
+    if any(standing.budget.project == AGENT for standing in short):
+        return f"take fewer or shorter machines{wait}; only the owner can raise the agent's limit"
     raised = " && ".join(raising(standing, amount_micro) for standing in short)
     smaller = "take a shorter limits.max_duration, fewer instances or a smaller budget.limit"
     return f"{smaller}{wait}, or raise the budget: {raised}"

@@ -15,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..metering.meter import spent_at_worst_micro
+from . import agent_limit
 from .attempts import COST_COLUMNS, attempt_of
-from .budgets import MOST_MICRO, Accounts, End, Held, LedgerBudget, Period, Standing, by_month, require_room
+from .budgets import AGENT, MOST_MICRO, Accounts, End, Held, LedgerBudget, Period, Standing, by_month, require_room
 from .database import Database
 
 _ONE = "WHERE job_id = ? AND attempt = ?"
@@ -225,9 +226,17 @@ def remember_ledger(database: Database, project: str, uri: str | None) -> None:
             database.execute("INSERT OR REPLACE INTO ledgers (project, uri) VALUES (?, ?)", (project, uri))
 
 
+def join_sent(database: Database, uri: str) -> None:
+    """Queue for the ledger all held attempts that were sent before the ledger counted all jobs."""
+    sent = "SELECT job_id, attempt, ?, 'joining' FROM reservations r JOIN attempts a USING (job_id)"
+    sent += " WHERE r.state = 'held' AND a.number = r.attempt AND a.phase = 'sent'"
+    database.execute(f"INSERT OR IGNORE INTO tellings {sent}", (uri,))
+
+
 def ledgers(database: Database) -> dict[str, str]:
-    """Return project -> address of its shared ledger."""
-    return {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
+    """Return project -> address of its shared ledger; under AGENT the ledger of the owner's limit."""
+    known = {row["project"]: row["uri"] for row in database.execute("SELECT * FROM ledgers ORDER BY project")}
+    return {**known, AGENT: agent_limit.place()} if agent_limit.known().key else known
 
 
 def joining(database: Database, uri: str, told: str = "joining") -> list[Held]:
