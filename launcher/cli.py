@@ -33,6 +33,7 @@ SECTIONS = {
         "validate": "Check a config file and the code folder.",
         "plan": "Show ranks, batch split, time limit and price.",
         "rehearse": "Run a job here as on the backend, and prove the resume.",
+        "selftest": "Prove a job's life on your account, hosts or cluster.",
     },
     "A job's life": {
         "submit": "Submit a job, and follow its log.",

@@ -38,6 +38,7 @@ completion
 ui
 live
 report
+selftest
 rehearsal
 sweeps
 models
