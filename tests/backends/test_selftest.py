@@ -1,0 +1,62 @@
+"""`cloudtrain selftest` end to end: on this machine, over a real sshd and on a real Slurm."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from conftest import Cli
+from wholejobs import SETTINGS, STAND_INS
+
+from cloudtrain.launcher.commands import selftest
+from cloudtrain.launcher.selftest import planned
+from cloudtrain.launcher.store.registry import Registry
+
+NO_RECORD = {"accepted request": "the backend has no record beside our own"}
+LIMIT_S = 14  # of the second job, whose ranks start at once here
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give the second job on this machine a shorter time limit."""
+    folder = tmp_path / "templates"
+    shutil.copytree(str(planned.TEMPLATES), folder)
+    (folder / "backends.yaml").write_text(f"local: {{limit: {LIMIT_S}s}}\n")
+    monkeypatch.setattr(planned, "TEMPLATES", folder)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_life_on_this_machine_is_as_expected(quick: Path, home: Path) -> None:
+    """Each step comes as expected, no step names a place of the user, and no job, file or process is left."""
+    (quick / "cloudtrain.yaml").write_text("backend: local\nlocal: {price_per_hour: 0.10 USD}\n")
+    path = quick / "report.json"
+    done = CliRunner().invoke(selftest.command, ["-f", str(quick / "cloudtrain.yaml"), "-y", "-o", str(path)])
+    report = json.loads(path.read_text())
+    rows = {row["step"]: row for row in report["steps"]}
+    assert {step: row.get("why") for step, row in rows.items() if row["verdict"] != "ok"} == NO_RECORD, done.output
+    assert list(rows) == list(planned.read("steps.yaml")["steps"])
+    assert (rows["bill"]["came"]["micro"] > 0, rows["losses"]["came"]["compared"] > 20) == (True, True)
+    assert "The selftest" not in done.output
+    assert str(quick) not in path.read_text()
+    assert not Registry(home).jobs()
+    assert not list((home / "local").iterdir())
+
+
+@pytest.mark.soak
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["ssh", "slurm"])
+def test_life_on_other_machines_is_as_expected(
+    backend: str, cli: Cli, request: pytest.FixtureRequest, tmp_path: Path, look: Callable[..., None] = print
+) -> None:
+    """Each step comes as expected on two hosts, and on two nodes of a partition."""
+    stand_in = request.getfixturevalue(STAND_INS[backend])
+    (tmp_path / "cloudtrain.yaml").write_text(SETTINGS[backend])
+    done = cli("selftest", "-y", "--json", env=stand_in.environ, timeout_s=380)
+    look(done.stderr)
+    rows = {row["step"]: row for row in done.json["steps"]}
+    assert {step: row.get("why") for step, row in rows.items() if row["verdict"] != "ok"} == NO_RECORD, done.stderr
+    assert done.code == 0
+    assert cli.ok("list", "--all", "--json").json["jobs"] == []
