@@ -13,7 +13,7 @@ import click
 from cloudtrain.entrypoints.format import most
 
 from ..backend_table import DEFAULT
-from ..errors import NOTHING, UsageError
+from ..errors import UsageError
 from ..text.terminal import confirm, print_json, print_text, say, say_each
 from .options import DEFAULT_FILE, completes, examples, file_option, json_option, reads, yes_option
 
@@ -29,45 +29,34 @@ _FILE = click.Path(path_type=Path)
 @click.option("--budget", "budget_micro", help="Most that the selftest may cost.", **_BUDGET)
 @click.option("-o", "--output", type=_FILE, help="The report.  [default: selftest-BACKEND.json]")
 @click.option("--against", type=_FILE, metavar="FILE", help="Compare the report with this older one.")
-@click.option(
-    "--from", "given", type=_FILE, metavar="FILE", help="With --against: compare this report, and run nothing."
-)
+@click.option("--from", "given", type=_FILE, metavar="FILE", help="With --against: compare this report; run nothing.")
 @yes_option
 @json_option
-def command(
-    backend: str | None,
-    file: Path | None,
-    budget_micro: int,
-    output: Path | None,
-    against: Path | None,
-    given: Path | None,
-    yes: bool,
-    as_json: bool,
-) -> int:
+def command(against: Path | None, given: Path | None, as_json: bool, **options: Any) -> int:
     """Run two small jobs on two machines through the whole life of a job, and compare each step.
 
-    A rank is killed, the job stops, resumes and reaches its time limit; then all is removed. BACKEND is by default the
+    A rank is killed; the job stops, resumes and reaches its time limit; then all is removed. BACKEND is by default the
     config file's, of which the backend's block, `image` and `project` count. The report holds no account, bucket,
-    address, name or path. Exit code 1 if a step differs; with --from, if the reports do.
+    address, name or path. The exit code is 1 if a step differs; with --from, if the reports do.
     """
     from ..selftest import report
 
     if given is not None and against is None:
         raise UsageError("--from compares a report with an older one", hint="add --against FILE")
     old = None if against is None else report.read(against)
-    data, is_ok = (report.read(given), True) if given else _run(backend, file, budget_micro, output, yes=yes)
+    data, code = (report.read(given), 0) if given is not None else _run(**options)
     unlike = [] if old is None else report.compared(data, old)
     if as_json:
         print_json(data | ({} if old is None else {"unlike": unlike}))
     elif old is not None:
         print_text(unlike or [f"no step differs from {against}"])
-    return int(not is_ok or bool(given and unlike))
+    return code or int(given is not None and bool(unlike))
 
 
 def _run(
-    backend: str | None, file: Path | None, budget_micro: int, output: Path | None, *, yes: bool
-) -> tuple[dict[str, Any], bool]:
-    """Return the report, and whether no step differs."""
+    backend: str | None, file: Path | None, budget_micro: int, output: Path | None, yes: bool
+) -> tuple[dict[str, Any], int]:
+    """Return the report, and 1 if a step differs or the user does not approve the costs."""
     from .. import config as configs
     from ..jobs.approval import require_allowed
     from ..selftest import life, planned, report
@@ -80,14 +69,16 @@ def _run(
         jobs, worst_micro = planned.jobs_of(block, backend, Path(folder), cache, budget_micro)
         for each in jobs:
             say_each([*each.lines(), *require_allowed(registry, each)])
-        say(f"the selftest costs {most(worst_micro)} at worst" if worst_micro else "the selftest costs nothing")
-        if worst_micro and not confirm(f"This may cost up to {most(worst_micro)}. Start it?", yes=yes):
-            raise KeyboardInterrupt(NOTHING)
         head, path = report.head_of(jobs[0]), output or Path(f"selftest-{backend}.json")
         found = report.Report(path, head, planned.read("steps.yaml"), report.private_texts(block, head))
+        if not worst_micro:
+            say("the selftest costs nothing")
+        elif not confirm(f"The selftest may cost up to {most(worst_micro)}. Start it?", yes=yes):
+            say("not sent")
+            return found.data, 1
         try:
             life.Selftest(registry, jobs, found).run()
         finally:
-            counts = Counter(row["verdict"] for row in found.data["steps"])
+            counts = Counter(found.verdicts)
             say(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}; the report is in {path}")
-        return found.data, found.is_ok
+        return found.data, int("differs" in counts)

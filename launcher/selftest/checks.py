@@ -1,9 +1,9 @@
-"""The verdict on what a selftest has seen: pure functions of lines, requests and facts."""
+"""The verdict on what a selftest has seen: pure functions of lines and facts."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
@@ -44,19 +44,15 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
     pairs = [pair for run in runs for pair in pairwise(run)]
     lost = sum(max(run) - min(run) + 1 - len(set(run)) for run in runs)
     for attempt in {attempt for attempt, _ in lives}:
-        starts = list(zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=()))
+        starts = [*zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=())]
         for number, both in enumerate(starts, 1):
             last = sorted(max(run, default=-1) for run in both)
             lost += max(0, last[1] - last[0] - (number < len(starts)))  # at a kill a rank may be a step behind
-    return {
-        "ranks": len({line.rank for line in lines}),
-        "lines": len(lines),
-        "lost": lost,
-        "twice": sum(before == after for before, after in pairs),
-        "disordered": sum(before > after for before, after in pairs),
-        "missing": max_steps - 1 - max((line.step for line in lines), default=-1),
-        "late_s": round(max((line.late_s for line in lines), default=0.0) - held_back_s, 1),
-    }
+    twice, back = (sum(is_so(*pair) for pair in pairs) for is_so in (int.__eq__, int.__gt__))
+    missing = max_steps - 1 - max((line.step for line in lines), default=-1)
+    late_s = round(max((line.late_s for line in lines), default=0.0) - held_back_s, 1)
+    came = {"ranks": len({line.rank for line in lines}), "lines": len(lines), "lost": lost, "missing": missing}
+    return came | {"twice": twice, "disordered": back, "late_s": late_s}
 
 
 def of_losses(lines: Sequence[TaskLine]) -> Facts:
@@ -66,19 +62,3 @@ def of_losses(lines: Sequence[TaskLine]) -> Facts:
         losses[line.rank, line.step].append(line.loss)
     again = [each for each in losses.values() if len(each) > 1]
     return {"compared": len(again), "unlike": sum(len(set(each)) > 1 for each in again)}
-
-
-def of_requests(sent: Any, accepted: Any) -> Facts:
-    """Compare a request with the platform's record of it, by the keys of their values."""
-    ours, theirs = dict(_leaves(sent)), dict(_leaves(accepted))
-    changed = sorted(key for key in ours.keys() & theirs.keys() if theirs[key] != ours[key])
-    apart = {"left_out": sorted(ours.keys() - theirs.keys()), "added": sorted(theirs.keys() - ours.keys())}
-    return {"keys": len(ours), "changed": changed, **apart}
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, each in parts:
-        yield from _leaves(each, f"{path}.{key}" if path else str(key))
-    if not parts:
-        yield path, value

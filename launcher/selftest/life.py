@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol, runtime_checkable
 
 from cloudtrain.entrypoints import events
 
 from ..advice.preparing import prepare
-from ..backend import JobRef
 from ..errors import CloudtrainError
 from ..job import Job, exit_code
 from ..jobs import adopt, approval, follow, queue, remove, retry, stopping
@@ -27,25 +25,19 @@ from . import checks
 from .checks import Facts, TaskLine
 from .report import Report
 
+NO_RECORD = "the backend has no record beside our own"
 AFTER_KILL = 6  # steps from the kill to the stop
 GIVE_UP_S, END_S = 900.0, 300.0  # beyond the limits of an attempt; for the end of a job that was asked to stop
 
 
-@runtime_checkable
-class ShowsAccepted(Protocol):
-    """A backend whose platform keeps its own record of a request."""
-
-    def accepted(self, ref: JobRef) -> dict[str, Any]:
-        """Return the request as the platform has accepted it, with the keys of the sent request's body."""
-
-
 class Selftest:
-    """The jobs, and what was seen of them: the lines, and of each attempt the states, and the seconds it ran."""
+    """The jobs, and what was seen of them: the lines, and of each attempt the states, the seconds, the exit code."""
 
     def __init__(self, registry: Registry, prepared: list[Prepared], report: Report) -> None:
         self.registry, self.prepared, self.report = registry, prepared, report
         self.backend, self.file = prepared[0].backend, prepared[0].config_file
-        self.lines: list[list[TaskLine]] = [[], []]
+        self.lines: list[TaskLine] = []
+        self.undisturbed: list[TaskLine] = []
         self.states, self.ran_s, self.codes = list[list[str]](), list[float](), list[int]()
         self.told: Facts = {}
         self.ended: set[str] = set()
@@ -60,18 +52,20 @@ class Selftest:
             self._run(last)
 
     def _run(self, step: str) -> None:
-        begin_s, words, came = time.monotonic(), list[str](), dict[str, Any]()
+        begin_s, words, came = time.monotonic(), list[str](), Facts()
         lacks = [each for each in self.report.table["steps"][step]["needs"] if each not in self.ended]
-        why = f"it needs the step: {lacks[0]}" if lacks else ""
         try:
             with reporting(words.append):
-                came = {} if why else getattr(self, f"_{step.replace(' ', '_')}")()
-            self.ended |= {step} - {*lacks}
+                came = (
+                    {"why": f"it needs the step: {lacks[0]}"}
+                    if lacks
+                    else getattr(self, f"_{step.replace(' ', '_')}")()
+                )
+            self.ended |= set() if lacks else {step}
         except CloudtrainError as error:
             came = {"error": type(error).__name__, "code": _code_of(error)}
             words += str(error).splitlines()
-        why = why or came.pop("why", "")
-        self.report.add(step, time.monotonic() - begin_s, came, tuple(words), why)
+        self.report.add(step, time.monotonic() - begin_s, came, words)
 
     @property
     def jobs(self) -> list[Job]:
@@ -80,89 +74,77 @@ class Selftest:
 
     def _doctor(self) -> Facts:
         config = self.prepared[0].config
-        found = adopt.checks(config.backend, config)
-        for check in found:
-            if check.verdict == "fail":
-                say(f"{check.name}: {check.found}; {check.cure}")
-        verdicts = [check.verdict for check in found]
-        return {"failed": verdicts.count("fail"), "warned": verdicts.count("warn")}
+        wrong = [check for check in adopt.checks(config.backend, config) if check.verdict != "ok"]
+        failed = [f"{check.name}: {check.found}; {check.cure}" for check in wrong if check.verdict == "fail"]
+        say("\n".join(failed))
+        return {"failed": len(failed), "warned": len(wrong) - len(failed)}
 
     def _dry_run(self) -> Facts:
         again = prepare(self.prepared[0].config, self.file, Path(), dry=True)
-        return checks.of_requests(self.prepared[0].request.body, again.request.body)
+        return {"same": again.request.dump() == self.prepared[0].request.dump()}
 
     def _submit(self) -> Facts:
-        return _of(self._send(0))
+        return _of(self._send(self.prepared[0]))
 
-    def _send(self, number: int) -> Job:
-        approval.require_allowed(self.registry, self.prepared[number])
-        return queue.drive(self.registry, sending.send(self.registry, self.prepared[number])[0])
+    def _send(self, prepared: Prepared) -> Job:
+        approval.require_allowed(self.registry, prepared)
+        return queue.drive(self.registry, sending.send(self.registry, prepared)[0])
 
     def _accepted_request(self) -> Facts:
-        attempt = self.jobs[0].attempt
-        if not isinstance(self.backend, ShowsAccepted) or attempt.ref is None:
-            return {"why": "the backend has no record beside our own"}
-        return checks.of_requests(attempt.request["body"], self.backend.accepted(attempt.ref))
+        return {"why": NO_RECORD}
 
-    def _watch(self, job: Job, number: int, act: Callable[[Job], None] = lambda job: None) -> Job:
+    def _watch(self, job: Job, lines: list[TaskLine], act: Callable[[Job], None] = lambda job: None) -> Job:
         """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
         states, plan, started_s = list[str](), job.attempt.plan, None
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + GIVE_UP_S
         self.states.append(states)
         for attempt, page in follow.read(self.registry, job, View(), following=True):
-            for line in page:
-                _, event = events.parse(line.text)
-                if event and event["e"] == "selftest":
-                    late_s = max(0.0, time.time() - event["at"])
-                    self.lines[number].append(
-                        TaskLine(attempt, line.rank, event["life"], event["step"], event["loss"], late_s)
-                    )
+            for line, event in ((line, events.parse(line.text)[1] or {}) for line in page):
+                if event.pop("e", "") == "selftest":
+                    late_s = max(0.0, time.time() - event.pop("at"))
+                    lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s))
             job = self.registry.find(job.id)
             states += [job.attempt.state.state] if states[-1:] != [job.attempt.state.state] else []
             started_s = started_s or (time.monotonic() if job.attempt.state.started_s else None)
             act(job)
             if time.monotonic() > most_s:
                 raise CloudtrainError(f"{job.id} has not ended within its limits")
-        self.ran_s.append(time.monotonic() - started_s if started_s else 0.0)
-        job = self.registry.find(job.id)
+        self.ran_s.append(time.monotonic() - (started_s or time.monotonic()))
         self.codes.append(exit_code(job.attempt.state))
         return job
 
     def _status(self) -> Facts:
         """Follow the first attempt past the kill to the stop; the status is asked for while the job runs."""
-        kill_at = self.prepared[0].config.params["kill_at"]
+        last_step = int(self.prepared[0].config.env["KILL_AT"]) + AFTER_KILL
 
         def act(job: Job) -> None:
-            is_past = len(self._starts()) > 1 and self.lines[0][-1].step >= kill_at + AFTER_KILL
+            is_past = self._starts() > 1 and self.lines[-1].step >= last_step
             if is_past and job.attempt.state.state == "running" and not self.told:
                 self.told = read_view(self.registry, job).as_json()
                 stopping.ask(self.registry, job.id)
 
-        self._watch(self.jobs[0], 0, act)
+        self._watch(self.jobs[0], self.lines, act)
         return self.told
 
-    def _starts(self) -> set[str]:
-        return {line.life for line in self.lines[0] if (line.attempt, line.rank) == (1, 1)}
-
-    def _last(self, attempt: int) -> list[int]:
-        return sorted(line.step for line in self.lines[0] if line.attempt == attempt) or [-1]
+    def _starts(self) -> int:
+        return len({line.life for line in self.lines if (line.attempt, line.rank) == (1, 1)})
 
     def _kill_of_a_rank(self) -> Facts:
-        job = self.jobs[0]
-        return {"starts": len(self._starts()), "restarts": job.attempt.state.restarts, **_of(job)}
+        return {"starts": self._starts(), **_of(self.jobs[0])}
 
     def _stop_with_save(self) -> Facts:
-        came = _of(self.jobs[0])
-        return {**came, "undone": self._last(1)[-1] + 1 - (came["saved_step"] or 0)}
+        came, steps = _of(self.jobs[0]), [line.step + 1 for line in self.lines]
+        return {**came, "undone": max(steps, default=0) - (came["saved_step"] or 0)}
 
     def _resume(self) -> Facts:
         job = self.jobs[0]
+        saved_step = _of(job)["saved_step"] or 0
         retry.require_ended(self.registry, job, is_changed=True)
-        prepared = retry.prepare_next(self.registry, job, ["params.pace_s=0"])
+        prepared = retry.prepare_next(self.registry, job, ['env.PACE_S="0"'])
         sending.require_room(self.registry, prepared, is_first=False)
-        saved = job.attempt.progress.get("checkpoint_step") or 0
-        job = self._watch(queue.drive(self.registry, sending.resend(self.registry, job, prepared)), 0)
-        return {**_of(job), "skipped": self._last(2)[0] - saved}
+        job = self._watch(queue.drive(self.registry, sending.resend(self.registry, job, prepared)), self.lines)
+        steps = [line.step for line in self.lines if line.attempt == job.attempt.number]
+        return {**_of(job), "skipped": min(steps, default=-1) - saved_step}
 
     def _artifacts(self) -> Facts:
         with TemporaryDirectory(prefix="cloudtrain-") as folder:
@@ -170,37 +152,28 @@ class Selftest:
             return {"files": len({path.name for path in paths} & {"rank-0.txt", "rank-1.txt"})}
 
     def _time_limit(self) -> Facts:
-        job = self._watch(self._send(1), 1)
+        job = self._watch(self._send(self.prepared[1]), self.undisturbed)
         took_s, plan = meter.held_s(job.attempt, time.time()) or 0.0, job.attempt.plan
-        return {
-            **_of(job),
-            "took_s": round(took_s, 1),
-            "over_s": round(max(0, took_s - plan.cap_s - plan.terms.tail_s), 1),
-        }
+        over_s = max(0.0, took_s - plan.cap_s - plan.terms.tail_s)
+        return {**_of(job), "took_s": round(took_s, 1), "over_s": round(over_s, 1)}
 
     def _states(self) -> Facts:
         return {f"states_{number}": states for number, states in enumerate(self.states, 1)}
 
     def _log_lines(self) -> Facts:
         pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.prepared[0].config.training
-        return checks.of_lines(self.lines[0], (training and training.max_steps) or 0, pace.hold_back_s + pace.late_s)
+        return checks.of_lines(self.lines, (training and training.max_steps) or 0, pace.hold_back_s + pace.late_s)
 
     def _losses(self) -> Facts:
-        return checks.of_losses([*self.lines[0], *self.lines[1]])
+        return checks.of_losses([*self.lines, *self.undisturbed])
 
     def _bill(self) -> Facts:
-        attempts = [each for job in self.jobs for each in self.registry.attempts(job)]
-        terms, legs, now_s = self.prepared[0].plan.terms, meter.legs_of(attempts), time.time()
+        attempts, now_s = [each for job in self.jobs for each in self.registry.attempts(job)], time.time()
+        terms, legs = self.prepared[0].plan.terms, meter.legs_of(attempts)
         apart = [abs(leg.seconds(now_s) - ran_s) for leg, ran_s in zip(legs, self.ran_s, strict=False)]
-        apart_s = max(apart, default=0.0) - terms.unit_s - terms.minimum_bill_s
-        micro, worst_micro = meter.spent_micro(legs, now_s), sum(each.plan.worst_case_micro or 0 for each in attempts)
-        over = None if micro is None else max(0, micro - worst_micro)
-        return {
-            "unwatched": len(legs) - len(apart),
-            "apart_s": round(max(0.0, apart_s), 1),
-            "micro": micro,
-            "over_micro": over,
-        }
+        apart_s = max(0.0, max(apart, default=0.0) - terms.unit_s - terms.minimum_bill_s)
+        over = (micro := meter.spent_micro(legs, now_s) or 0) - sum(each.plan.most_micro or 0 for each in attempts)
+        return {"unwatched": len(legs) - len(apart), "apart_s": round(apart_s, 1), "micro": micro, "over_micro": over}
 
     def _exit_codes(self) -> Facts:
         return {f"exit_{number}": code for number, code in enumerate(self.codes, 1)}
@@ -210,28 +183,21 @@ class Selftest:
             if job.active:
                 stopping.ask(self.registry, job.id, now=True)
                 follow.wait(self.registry, [job], END_S, lambda _: None, quiet=True, retrying=False)
-        active = [job for job in self.jobs if job.active]
-        over = [job for job in self.jobs if not job.active]
-        left = [each for each in remove.elsewhere(self.registry, over, remove=True) if each.kept]
-        for each in left:
-            say(f"{each.place} is not removed: {each.kept}")
+        over, active = ([job for job in self.jobs if job.active is is_active] for is_active in (False, True))
+        why = {each.place: each.kept for each in remove.elsewhere(self.registry, over, remove=True)}
+        left = [each for each in remove.elsewhere(self.registry, over) if each.bytes or each.kept]
         for job in over:
             remove.remove(self.registry, job)
-        for job in active:
-            say(f"it may still run: cloudtrain stop {job.id}")
+        say("\n".join(f"{each.place} is not removed: {why.get(each.place)}" for each in left))
+        say("\n".join(f"it may still run: cloudtrain stop {job.id}" for job in active))
         return {"active": len(active), "left": len(left)}
 
 
 def _of(job: Job) -> Facts:
     state, progress = job.attempt.state, job.attempt.progress
     steps = {"saved_step": progress.get("checkpoint_step"), "resumed_step": progress.get("resumed_step")}
-    return {
-        "state": state.state,
-        "reason": state.reason,
-        "resumable": state.resumable,
-        "attempt": job.attempt.number,
-        **steps,
-    }
+    known = {"state": state.state, "reason": state.reason, "resumable": state.resumable, "restarts": state.restarts}
+    return {**known, "attempt": job.attempt.number, **steps}
 
 
 def _code_of(error: CloudtrainError) -> str:

@@ -40,31 +40,32 @@ def block_of(file: Path | None, backend: str) -> dict[str, Any]:
 def jobs_of(
     block: dict[str, Any], backend: str, folder: Path, cache: Path, most_micro: int
 ) -> tuple[list[Prepared], int]:
-    """Return both jobs, each with its worst case as its budget, and the whole worst case; `folder` gets the code.
+    """Return both jobs, each with its worst case as its budget, and the sum; `folder` gets the code.
 
-    The first job runs twice, with a kill, a stop and a resume; the second reaches its time limit. Raises ConfigError,
-    and BudgetError if the worst case is above `most_micro`, or not known.
+    The first runs twice, with a kill, a stop and a resume; the second reaches its time limit. Raises ConfigError, and
+    BudgetError if the sum is above `most_micro`, or not known.
     """
     (folder / "task.py").write_bytes((TEMPLATES / "task.py").read_bytes())
     base, own = read("cloudtrain.yaml"), dict(read("backends.yaml").get(backend, {"limit": "60s"}))
     limit = own.pop("limit")
-    first = base | {key: base[key] | value for key, value in own.items()} | block | {"backend": backend}
-    pace_s = 2.0 * parse_duration(limit) / first["training"]["max_steps"]  # the last step is out of reach
-    second = first | {"params": {"kill_at": -1, "pace_s": pace_s}, "limits": first["limits"] | {"max_duration": limit}}
+    first = base | {key: base.get(key, {}) | value for key, value in own.items()} | block | {"backend": backend}
+    pace_s = 2 * parse_duration(limit) / first["training"]["max_steps"]  # the last step is out of reach
+    slow = {"KILL_AT": "-1", "PACE_S": str(pace_s)}
+    second = first | {"env": first["env"] | slow, "limits": first["limits"] | {"max_duration": limit}}
 
     def made(data: dict[str, Any], *, dry: bool) -> Prepared:
         config = configs.from_data(data, folder / "cloudtrain.yaml", backend=backend, further=refused)
         return prepare(config, folder / "cloudtrain.yaml", cache, dry=dry)
 
     plans = [made(data, dry=True).plan for data in (first, second)]
-    one, other = (plan.worst_case_micro for plan in plans)
-    if one is None or other is None:
+    if plans[0].worst_case_micro is None:
         hint = f"cloudtrain prices refresh, or set {backend}.price_per_hour: one instance's, for an hour"
         raise BudgetError(f"what the selftest may cost is not known: no price of {plans[0].machine}", hint=hint)
-    if (worst_micro := 2 * one + other) > most_micro:
-        message = f"the selftest may cost up to {most(worst_micro)}, above {format_money(most_micro)}"
+    worst = [runs * (plan.worst_case_micro or 0) for runs, plan in zip((2, 1), plans, strict=True)]
+    if sum(worst) > most_micro:
+        message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
         raise BudgetError(
-            message, where="--budget", hint=f"cloudtrain selftest --budget {format_money(up(worst_micro))}"
+            message, where="--budget", hint=f"cloudtrain selftest --budget {format_money(up(sum(worst)))}"
         )
-    limits = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in (2 * one, other)]
-    return [made(data | limit, dry=False) for data, limit in zip((first, second), limits, strict=True)], worst_micro
+    budgets = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in worst]
+    return [made(data | budget, dry=False) for data, budget in zip((first, second), budgets, strict=True)], sum(worst)

@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
@@ -32,30 +32,35 @@ class Report:
         self.data: dict[str, Any] = {"selftest": 1, "head": head, "steps": []}
 
     @property
-    def is_ok(self) -> bool:
-        """Whether the selftest came to its end, and no step differs."""
-        verdicts = [row["verdict"] for row in self.data["steps"]]
-        return len(verdicts) == len(self.table["steps"]) and "differs" not in verdicts
+    def verdicts(self) -> list[str]:
+        """The verdicts so far."""
+        return [row["verdict"] for row in self.data["steps"]]
 
-    def add(self, step: str, seconds: float, came: Facts, words: tuple[str, ...] = (), why: str = "") -> None:
-        """Add a step, `why` not checked; show `words` if it differs. Raises ConfigError if no report can be written."""
-        expected, noted = (self.table["steps"][step][key] for key in ("expected", "noted"))
-        unlike = [] if why or came.get("error") else differing(expected, came)
-        verdict = "not checked" if why else "differs" if unlike or came.get("error") else "ok"
-        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected}
-        kept = {name: came[name] for name in (*expected, *noted, "error", "code") if came.get(name) is not None}
-        self.data["steps"].append(row | ({"why": why} if why else {"came": kept}))
-        lines = [f"{name}: expected {_shown(expected[name])}, came {_shown(came.get(name))}" for name in unlike]
-        lines += [why] if why else words if verdict == "differs" else ()
+    def add(self, step: str, seconds: float, came: Facts, words: Sequence[str] = ()) -> None:
+        """Add a step; `why` in `came`: it was not checked. Show `words` if it differs. Raises ConfigError."""
+        table = self.table["steps"][step]
+        why, error = came.get("why"), came.get("error")
+        unlike = [] if why or error else differing(table["expected"], came)
+        verdict = "not checked" if why else "differs" if unlike or error else "ok"
+        names = (*table["expected"], *table["noted"], "error", "code", "why")
+        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": table["expected"]}
+        self.data["steps"].append({**row, "came": {name: came[name] for name in names if came.get(name) is not None}})
+        lines = [
+            f"{name}: expected {_shown(table['expected'][name])}, came {_shown(came.get(name))}" for name in unlike
+        ]
+        lines += [why] if why else filter(None, words) if verdict == "differs" else ()
         say_each([f"{verdict:<12} {step:<18} {seconds:7.1f} s", *(f"    {line}" for line in lines)])
-        for word in {*_texts(self.data)} - {*_texts(self.table)}:
-            if any(_tells(word, value) for value in self._private):
-                message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
-                raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
+        self._require_public(step)
         try:
             atomic_json.write_json(self.path, self.data)
         except OSError as error:
             raise ConfigError(f"the report cannot be written: {error.strerror}", where=self.path) from error
+
+    def _require_public(self, step: str) -> None:
+        for word in {*_texts(self.data)} - {*_texts(self.table)}:
+            if any(_tells(word, value) for value in self._private):
+                message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
+                raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
 
 
 def _shown(value: Any) -> str:
@@ -72,9 +77,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _tells(word: str, value: str) -> bool:
     """Return whether the word tells the value: a short value only as the whole word, for `a` is in many words."""
-    if len(value) < LEAST_INSIDE:
-        return word == value
-    return re.search(rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])", word) is not None
+    inside = rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
+    return word == value or (len(value) >= LEAST_INSIDE and re.search(inside, word) is not None)
 
 
 def private_texts(block: Mapping[str, Any], head: Mapping[str, str]) -> frozenset[str]:
@@ -97,14 +101,10 @@ def head_of(prepared: Prepared) -> dict[str, str]:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the data of a report. Raises ConfigError."""
-    try:
+    with contextlib.suppress(ValueError, LookupError, TypeError, OSError):
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["selftest"] == 1 and all({**row}.keys() >= {"step", "verdict", "seconds"} for row in data["steps"]):
+        if data["selftest"] == 1 and all({**row, **row["came"]}.keys() >= {"step", "verdict"} for row in data["steps"]):
             return dict(data)
-    except OSError as error:
-        raise ConfigError(f"the report cannot be read: {error.strerror}", where=path) from error
-    except (ValueError, LookupError, TypeError):
-        pass
     raise ConfigError("this is no report of a selftest", where=path, hint="cloudtrain selftest -o FILE writes one")
 
 
