@@ -64,8 +64,7 @@ def jobs_of(
     worst = [runs * (plan.worst_case_micro or 0) for runs, plan in zip((2, 1), plans, strict=True)]
     if sum(worst) > most_micro:
         message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
-        raise BudgetError(
-            message, where="--budget", hint=f"cloudtrain selftest --budget {format_money(up(sum(worst)))}"
-        )
+        enough = format_money(up(sum(worst))).replace(" ", "")
+        raise BudgetError(message, where="--budget", hint=f"cloudtrain selftest {backend} --budget {enough}")
     budgets = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in worst]
     return [made(data | budget, dry=False) for data, budget in zip((first, second), budgets, strict=True)], sum(worst)
