@@ -70,7 +70,7 @@ def _run(
         for each in jobs:
             say_each([*each.lines(), *require_allowed(registry, each)])
         head, path = report.head_of(jobs[0]), output or Path(f"selftest-{backend}.json")
-        found = report.Report(path, head, planned.read("steps.yaml"), report.private_texts(block, head))
+        found = report.ProofReport(path, head, planned.read("steps.yaml"), report.private_texts(block, head))
         if not worst_micro:
             say("the selftest costs nothing")
         elif not confirm(f"The selftest may cost up to {most(worst_micro)}. Start it?", yes=yes):

@@ -23,7 +23,7 @@ from ..store.registry import Registry
 from ..text.terminal import reporting, say
 from . import checks
 from .checks import Facts, TaskLine
-from .report import Report
+from .report import ProofReport
 
 NO_RECORD = "the backend has no record beside our own"
 AFTER_KILL = 6  # steps from the kill to the stop
@@ -33,7 +33,7 @@ GIVE_UP_S, END_S = 900.0, 300.0  # beyond the limits of an attempt; for the end 
 class Selftest:
     """The jobs, and what was seen of them: the lines, and of each attempt the states, the seconds, the exit code."""
 
-    def __init__(self, registry: Registry, prepared: list[Prepared], report: Report) -> None:
+    def __init__(self, registry: Registry, prepared: list[Prepared], report: ProofReport) -> None:
         self.registry, self.prepared, self.report = registry, prepared, report
         self.backend, self.file = prepared[0].backend, prepared[0].config_file
         self.lines: list[TaskLine] = []

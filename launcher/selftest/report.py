@@ -24,7 +24,7 @@ LEAST_INSIDE = 4  # characters of a value that is searched for inside a longer w
 FACTOR, APART_S = 2.0, 5.0  # times of two reports differ beyond both
 
 
-class Report:
+class ProofReport:
     """The report, written and shown after each step. `table`: steps.yaml; `private`: texts that it must not hold."""
 
     def __init__(self, path: Path, head: Mapping[str, str], table: Mapping[str, Any], private: frozenset[str]) -> None:

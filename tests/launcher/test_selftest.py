@@ -102,17 +102,17 @@ def test_state_that_no_poll_has_seen_is_no_difference(seen: list[str]) -> None:
     assert "states_1" not in verdict("states", {"states_1": seen})
 
 
-def written(path: Path, block: dict[str, Any], came: dict[str, Any], **head: str) -> report.Report:
+def written(path: Path, block: dict[str, Any], came: dict[str, Any], **head: str) -> report.ProofReport:
     """Return a report with one step, for a user's block."""
     head = {"backend": "ssh", "machine": "your hosts", **head}
-    found = report.Report(path, head, TABLE, report.private_texts(block, head))
+    found = report.ProofReport(path, head, TABLE, report.private_texts(block, head))
     found.add("status", 1.0, came)
     return found
 
 
 def test_report_keeps_only_known_facts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fact outside the table, such as an error's text, does not reach the file, and words are only for the screen."""
-    found = report.Report(tmp_path / "r.json", {"backend": "ssh", "machine": "m"}, TABLE, frozenset())
+    found = report.ProofReport(tmp_path / "r.json", {"backend": "ssh", "machine": "m"}, TABLE, frozenset())
     found.add(
         "submit", 1.0, {"error": "UnreachableError", "code": "503", "text": "alice@h0"}, ["no answer of alice@h0"]
     )
