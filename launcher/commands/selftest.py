@@ -76,9 +76,11 @@ def _run(
         elif not confirm(f"The selftest may cost up to {most(worst_micro)}. Start it?", yes=yes):
             say("not sent")
             return found.data, 1
+        selftest = life.Selftest(registry, jobs, found)
         try:
-            life.Selftest(registry, jobs, found).run()
+            selftest.run()
         finally:
+            say_each(f"it may still run: cloudtrain stop {job.id}" for job in selftest.jobs)
             counts = Counter(found.verdicts)
             say(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}; the report is in {path}")
         return found.data, int("differs" in counts)

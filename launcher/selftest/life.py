@@ -15,7 +15,7 @@ from ..errors import CloudtrainError
 from ..job import Job, exit_code
 from ..jobs import adopt, approval, follow, queue, remove, retry, stopping
 from ..jobs import submit as sending
-from ..jobs.view import read_view
+from ..jobs.view import failure_lines, read_view
 from ..logs.view import View
 from ..metering import meter
 from ..planning.prepare import Prepared
@@ -27,7 +27,7 @@ from .report import ProofReport
 
 NO_RECORD = "the backend has no record beside our own"
 AFTER_KILL = 6  # steps from the kill to the stop
-GIVE_UP_S, END_S = 900.0, 300.0  # beyond the limits of an attempt; for the end of a job that was asked to stop
+GIVE_UP_S, END_S = 900.0, 600.0  # beyond the limits of an attempt; for the end of a job that was asked to stop
 
 
 class Selftest:
@@ -110,7 +110,8 @@ class Selftest:
             if time.monotonic() > most_s:
                 raise CloudtrainError(f"{job.id} has not ended within its limits")
         self.ran_s.append(time.monotonic() - (started_s or time.monotonic()))
-        self.codes.append(exit_code(job.attempt.state))
+        self.codes.append(exit_code(state := job.attempt.state))
+        say("\n".join(failure_lines(state.error)) if state.error else state.detail or "")
         return job
 
     def _status(self) -> Facts:
@@ -183,21 +184,20 @@ class Selftest:
             if job.active:
                 stopping.ask(self.registry, job.id, now=True)
                 follow.wait(self.registry, [job], END_S, lambda _: None, quiet=True, retrying=False)
-        over, active = ([job for job in self.jobs if job.active is is_active] for is_active in (False, True))
+        over = [job for job in self.jobs if not job.active]
         why = {each.place: each.kept for each in remove.elsewhere(self.registry, over, remove=True)}
-        left = [each for each in remove.elsewhere(self.registry, over) if each.bytes or each.kept]
+        left = [each.place for each in remove.elsewhere(self.registry, over) if each.bytes != 0 or each.kept]
+        say("\n".join(f"{place} is not removed: {why.get(place)}" for place in left))
         for job in over:
             remove.remove(self.registry, job)
-        say("\n".join(f"{each.place} is not removed: {why.get(each.place)}" for each in left))
-        say("\n".join(f"it may still run: cloudtrain stop {job.id}" for job in active))
-        return {"active": len(active), "left": len(left)}
+        return {"active": len(self.jobs), "left": len(left)}
 
 
 def _of(job: Job) -> Facts:
     state, progress = job.attempt.state, job.attempt.progress
     steps = {"saved_step": progress.get("checkpoint_step"), "resumed_step": progress.get("resumed_step")}
     known = {"state": state.state, "reason": state.reason, "resumable": state.resumable, "restarts": state.restarts}
-    return {**known, "attempt": job.attempt.number, **steps}
+    return {**known, "attempt": job.attempt.number, **steps, "code": (state.error or {}).get("kind")}
 
 
 def _code_of(error: CloudtrainError) -> str:

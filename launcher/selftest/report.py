@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import json
+import os
 import re
 import socket
 import sys
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Any
 
-from cloudtrain.entrypoints import atomic_json
+from cloudtrain.entrypoints import atomic_json, processes
 
 from ..errors import ConfigError
 from ..planning.prepared import Prepared, region_of
@@ -85,7 +85,7 @@ def private_texts(block: Mapping[str, Any], head: Mapping[str, str]) -> frozense
     """Return the values of the config's block, home, user and host; a region or machine of the report is public."""
     values = (text for each in block.values() for text in _texts([*each.values()] if isinstance(each, dict) else each))
     host = socket.gethostname()
-    found = {*values, str(Path.home()), getpass.getuser(), host, host.partition(".")[0]}
+    found = {*values, str(Path.home()), processes.user_name(os.getuid()), host, host.partition(".")[0]}
     return frozenset(found - {head.get("region"), head["machine"], ""})
 
 

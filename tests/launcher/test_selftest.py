@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import Cli
 
+from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.selftest import checks, life, planned, report
 from cloudtrain.launcher.selftest.checks import TaskLine
@@ -143,7 +144,7 @@ def test_report_with_a_value_of_the_user_is_refused(value: str, tmp_path: Path) 
 
 def test_user_with_the_words_of_the_report_gets_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host `ok`, a user `a` and a partition `running` are told by no word of ours, and hide no region."""
-    monkeypatch.setattr(getpass, "getuser", lambda: "a")
+    monkeypatch.setattr(processes, "user_name", lambda uid: "a")
     block = {"slurm": {"hosts": ["ok", "state"], "partition": "running", "region": "eu-west-1", "mem": "a"}}
     found = written(tmp_path / "r.json", block, {"state": "running", "step": 3, "code": "a_b"}, region="eu-west-1")
     assert json.loads((tmp_path / "r.json").read_text()) == found.data
