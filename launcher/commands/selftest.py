@@ -80,7 +80,8 @@ def _run(
         try:
             selftest.run()
         finally:
-            say_each(f"it may still run: cloudtrain stop {job.id}" for job in selftest.jobs)
+            for job in selftest.jobs:  # a job that the last step could not remove
+                say(f"left: {job.id}; cloudtrain {'stop' if job.active else 'rm --everywhere'} {job.id}")
             counts = Counter(found.verdicts)
             say(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}; the report is in {path}")
         return found.data, int("differs" in counts)

@@ -38,7 +38,7 @@ class Selftest:
         self.backend, self.file = prepared[0].backend, prepared[0].config_file
         self.lines: list[TaskLine] = []
         self.undisturbed: list[TaskLine] = []
-        self.states, self.ran_s, self.codes = list[list[str]](), list[float](), list[int]()
+        self.states, self.codes, self.ran_s = dict[int, list[str]](), dict[int, int](), list[float]()
         self.told: Facts = {}
         self.ended: set[str] = set()
 
@@ -56,11 +56,7 @@ class Selftest:
         lacks = [each for each in self.report.table["steps"][step]["needs"] if each not in self.ended]
         try:
             with reporting(words.append):
-                came = (
-                    {"why": f"it needs the step: {lacks[0]}"}
-                    if lacks
-                    else getattr(self, f"_{step.replace(' ', '_')}")()
-                )
+                came = {"why": f"it needs the step: {lacks[0]}"} if lacks else getattr(self, _method(step))()
             self.ended |= set() if lacks else {step}
         except CloudtrainError as error:
             came = {"error": type(error).__name__, "code": _code_of(error)}
@@ -95,9 +91,9 @@ class Selftest:
 
     def _watch(self, job: Job, lines: list[TaskLine], act: Callable[[Job], None] = lambda job: None) -> Job:
         """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
-        states, plan, started_s = list[str](), job.attempt.plan, None
+        plan, started_s, number = job.attempt.plan, None, 3 if lines is self.undisturbed else job.attempt.number
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + GIVE_UP_S
-        self.states.append(states)
+        states = self.states[number] = list[str]()
         for attempt, page in follow.read(self.registry, job, View(), following=True):
             for line, event in ((line, events.parse(line.text)[1] or {}) for line in page):
                 if event.pop("e", "") == "selftest":
@@ -110,7 +106,7 @@ class Selftest:
             if time.monotonic() > most_s:
                 raise CloudtrainError(f"{job.id} has not ended within its limits")
         self.ran_s.append(time.monotonic() - (started_s or time.monotonic()))
-        self.codes.append(exit_code(state := job.attempt.state))
+        self.codes[number] = exit_code(state := job.attempt.state)
         say("\n".join(failure_lines(state.error)) if state.error else state.detail or "")
         return job
 
@@ -159,7 +155,7 @@ class Selftest:
         return {**_of(job), "took_s": round(took_s, 1), "over_s": round(over_s, 1)}
 
     def _states(self) -> Facts:
-        return {f"states_{number}": states for number, states in enumerate(self.states, 1)}
+        return {f"states_{number}": states for number, states in self.states.items()}
 
     def _log_lines(self) -> Facts:
         pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.prepared[0].config.training
@@ -177,7 +173,7 @@ class Selftest:
         return {"unwatched": len(legs) - len(apart), "apart_s": round(apart_s, 1), "micro": micro, "over_micro": over}
 
     def _exit_codes(self) -> Facts:
-        return {f"exit_{number}": code for number, code in enumerate(self.codes, 1)}
+        return {f"exit_{number}": code for number, code in self.codes.items()}
 
     def _cleaning(self) -> Facts:
         for job in self.jobs:
@@ -186,11 +182,16 @@ class Selftest:
                 follow.wait(self.registry, [job], END_S, lambda _: None, quiet=True, retrying=False)
         over = [job for job in self.jobs if not job.active]
         why = {each.place: each.kept for each in remove.elsewhere(self.registry, over, remove=True)}
-        left = [each.place for each in remove.elsewhere(self.registry, over) if each.bytes != 0 or each.kept]
+        left = {each.place: each.job for each in remove.elsewhere(self.registry, over) if each.bytes != 0 or each.kept}
         say("\n".join(f"{place} is not removed: {why.get(place)}" for place in left))
         for job in over:
-            remove.remove(self.registry, job)
-        return {"active": len(self.jobs), "left": len(left)}
+            if job.id not in left.values():
+                remove.remove(self.registry, job)
+        return {"active": sum(job.active for job in self.jobs), "left": len(left)}
+
+
+def _method(step: str) -> str:
+    return f"_{step.replace(' ', '_')}"
 
 
 def _of(job: Job) -> Facts:

@@ -59,7 +59,9 @@ def jobs_of(
 
     plans = [made(data, dry=True).plan for data in (first, second)]
     if plans[0].worst_case_micro is None:
-        hint = f"cloudtrain prices refresh, or set {backend}.price_per_hour: one instance's, for an hour"
+        hint = (
+            f"cloudtrain prices refresh --backend {backend} --type {plans[0].machine}, or set {backend}.price_per_hour"
+        )
         raise BudgetError(f"what the selftest may cost is not known: no price of {plans[0].machine}", hint=hint)
     worst = [runs * (plan.worst_case_micro or 0) for runs, plan in zip((2, 1), plans, strict=True)]
     if sum(worst) > most_micro:

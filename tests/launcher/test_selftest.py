@@ -12,7 +12,7 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import ConfigError, UnreachableError
+from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
 from cloudtrain.launcher.selftest import checks, life, planned, report
 from cloudtrain.launcher.selftest.checks import TaskLine
 from doubles.waiting import until
@@ -203,6 +203,24 @@ def test_selftest_above_the_budget_sends_nothing(cli: Cli, tmp_path: Path, home:
     assert cli("selftest", "--budget", "4USD", "-y").code == 6
     assert not list(home.glob("local/*"))
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_jobs_take_the_block_and_nothing_else_of_the_file(tmp_path: Path, home: Path) -> None:
+    """The interpreter counts from the file's folder; a machine without a price is refused with the cure."""
+    file = tmp_path / "cloudtrain.yaml"
+    file.write_text(
+        "name: own\ntask: none.py\nproject: vision\nresources: {instances: 9}\nlocal: {python: env/python}\n"
+    )
+    block = planned.block_of(file, "local")
+    assert block == {"local": {"python": str(tmp_path / "env/python")}, "project": "vision"}
+    jobs, worst_micro = planned.jobs_of(block, "local", tmp_path, home, 0)
+    seconds = [job.config.limits.max_duration for job in jobs]
+    assert (worst_micro, [job.plan.instances for job in jobs], seconds[0] > seconds[1]) == (0, [2, 2], True)
+    assert {job.config.project.name for job in jobs if job.config.project} == {"vision"}
+    own = {"sagemaker": {"region": "eu-west-1", "role": "arn:aws:iam::123456789012:role/x"}}
+    with pytest.raises(BudgetError) as caught:
+        planned.jobs_of(own, "sagemaker", tmp_path, home, 10**9)
+    assert "cloudtrain prices refresh --backend sagemaker --type ml.m5.large" in caught.value.hint
 
 
 @pytest.mark.slow
