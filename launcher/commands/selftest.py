@@ -82,6 +82,6 @@ def _run(
         finally:
             for job in selftest.jobs:  # a job that the last step could not remove
                 say(f"left: {job.id}; cloudtrain {'stop' if job.active else 'rm --everywhere'} {job.id}")
-            counts = Counter(found.verdicts)
+            counts = Counter(row["verdict"] for row in found.data["steps"])
             say(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}; the report is in {path}")
         return found.data, int("differs" in counts)

@@ -31,23 +31,16 @@ class ProofReport:
         self.path, self.table, self._private = path, table, private
         self.data: dict[str, Any] = {"selftest": 1, "head": head, "steps": []}
 
-    @property
-    def verdicts(self) -> list[str]:
-        """The verdicts so far."""
-        return [row["verdict"] for row in self.data["steps"]]
-
     def add(self, step: str, seconds: float, came: Facts, words: Sequence[str] = ()) -> None:
         """Add a step; `why` in `came`: it was not checked. Show `words` if it differs. Raises ConfigError."""
-        table = self.table["steps"][step]
+        expected, noted = (self.table["steps"][step][key] for key in ("expected", "noted"))
         why, error = came.get("why"), came.get("error")
-        unlike = [] if why or error else differing(table["expected"], came)
+        unlike = [] if why or error else differing(expected, came)
         verdict = "not checked" if why else "differs" if unlike or error else "ok"
-        names = (*table["expected"], *table["noted"], "error", "code", "why")
-        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": table["expected"]}
+        names = (*expected, *noted, "error", "code", "why")
+        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected}
         self.data["steps"].append({**row, "came": {name: came[name] for name in names if came.get(name) is not None}})
-        lines = [
-            f"{name}: expected {_shown(table['expected'][name])}, came {_shown(came.get(name))}" for name in unlike
-        ]
+        lines = [f"{name}: expected {_shown(expected[name])}, came {_shown(came.get(name))}" for name in unlike]
         lines += [why] if why else filter(None, words) if verdict == "differs" else ()
         say_each([f"{verdict:<12} {step:<18} {seconds:7.1f} s", *(f"    {line}" for line in lines)])
         self._require_public(step)
@@ -57,10 +50,10 @@ class ProofReport:
             raise ConfigError(f"the report cannot be written: {error.strerror}", where=self.path) from error
 
     def _require_public(self, step: str) -> None:
-        for word in {*_texts(self.data)} - {*_texts(self.table)}:
-            if any(_tells(word, value) for value in self._private):
-                message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
-                raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
+        words = {*_texts(self.data)} - {*_texts(self.table)}
+        for word in (word for word in words for value in self._private if _tells(word, value)):
+            message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
+            raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
 
 
 def _shown(value: Any) -> str:

@@ -118,7 +118,7 @@ def test_report_keeps_only_known_facts(tmp_path: Path, capsys: pytest.CaptureFix
         "submit", 1.0, {"error": "UnreachableError", "code": "503", "text": "alice@h0"}, ["no answer of alice@h0"]
     )
     text = (tmp_path / "r.json").read_text()
-    assert ("alice" in text, "503" in text, found.verdicts) == (False, True, ["differs"])
+    assert ("alice" in text, "503" in text, found.data["steps"][0]["verdict"]) == (False, True, "differs")
     assert "    no answer of alice@h0" in capsys.readouterr().err
 
 
