@@ -39,8 +39,7 @@ class Selftest:
         self.lines: list[TaskLine] = []
         self.undisturbed: list[TaskLine] = []
         self.states, self.codes, self.ran_s = dict[int, list[str]](), dict[int, int](), list[float]()
-        self.told: Facts = {}
-        self.ended: set[str] = set()
+        self.passed: set[str] = set()
 
     def run(self) -> None:
         """Run all steps; whatever happens, the last one runs too."""
@@ -53,15 +52,16 @@ class Selftest:
 
     def _run(self, step: str) -> None:
         begin_s, words, came = time.monotonic(), list[str](), Facts()
-        lacks = [each for each in self.report.table["steps"][step]["needs"] if each not in self.ended]
+        lacks = [each for each in self.report.table["steps"][step]["needs"] if each not in self.passed]
+        judge = getattr(self, f"_{step.replace(' ', '_')}")
         try:
             with reporting(words.append):
-                came = {"why": f"it needs the step: {lacks[0]}"} if lacks else getattr(self, _method(step))()
-            self.ended |= set() if lacks else {step}
+                came = {"why": lacks[0]} if lacks else judge()
         except CloudtrainError as error:
             came = {"error": type(error).__name__, "code": _code_of(error)}
             words += str(error).splitlines()
-        self.report.add(step, time.monotonic() - begin_s, came, words)
+        if self.report.add(step, time.monotonic() - begin_s, came, words):
+            self.passed.add(step)
 
     @property
     def jobs(self) -> list[Job]:
@@ -112,16 +112,17 @@ class Selftest:
 
     def _status(self) -> Facts:
         """Follow the first attempt past the kill to the stop; the status is asked for while the job runs."""
-        last_step = int(self.prepared[0].config.env["KILL_AT"]) + AFTER_KILL
+        last_step, told, asked = int(self.prepared[0].config.env["KILL_AT"]) + AFTER_KILL, Facts(), list[str]()
 
         def act(job: Job) -> None:
-            is_past = self._starts() > 1 and self.lines[-1].step >= last_step
-            if is_past and job.attempt.state.state == "running" and not self.told:
-                self.told = read_view(self.registry, job).as_json()
-                stopping.ask(self.registry, job.id)
+            is_running = job.attempt.state.state == "running" and bool(job.attempt.progress.get("step"))
+            if is_running and not told:
+                told.update(read_view(self.registry, job).as_json())
+            if is_running and not asked and self._starts() > 1 and self.lines[-1].step >= last_step:
+                asked.append(stopping.ask(self.registry, job.id).verdict)
 
         self._watch(self.jobs[0], self.lines, act)
-        return self.told
+        return told
 
     def _starts(self) -> int:
         return len({line.life for line in self.lines if (line.attempt, line.rank) == (1, 1)})
@@ -188,10 +189,6 @@ class Selftest:
             if job.id not in left.values():
                 remove.remove(self.registry, job)
         return {"active": sum(job.active for job in self.jobs), "left": len(left)}
-
-
-def _method(step: str) -> str:
-    return f"_{step.replace(' ', '_')}"
 
 
 def _of(job: Job) -> Facts:

@@ -21,6 +21,7 @@ from ..text.terminal import say_each
 from .checks import Facts, differing
 
 LEAST_INSIDE = 4  # characters of a value that is searched for inside a longer word
+BLOCKING = {"state", "starts"}  # facts without which later steps make no sense
 FACTOR, APART_S = 2.0, 5.0  # times of two reports differ beyond both
 
 
@@ -31,23 +32,34 @@ class ProofReport:
         self.path, self.table, self._private = path, table, private
         self.data: dict[str, Any] = {"selftest": 1, "head": head, "steps": []}
 
-    def add(self, step: str, seconds: float, came: Facts, words: Sequence[str] = ()) -> None:
-        """Add a step; `why` in `came`: it was not checked. Show `words` if it differs. Raises ConfigError."""
+    def add(self, step: str, seconds: float, came: Facts, words: Sequence[str] = ()) -> bool:
+        """Add a step, show `words` if it differs, and return whether later steps make sense. Raises ConfigError.
+
+        `came` has `why` for a step that was not checked (the step that it needs, or words of the table), `error` for a
+        step that failed.
+        """
         expected, noted = (self.table["steps"][step][key] for key in ("expected", "noted"))
-        why, error = came.get("why"), came.get("error")
-        unlike = [] if why or error else differing(expected, came)
-        verdict = "not checked" if why else "differs" if unlike or error else "ok"
+        why, failure = came.get("why"), came.get("error")
+        unlike = [] if why or failure else differing(expected, came)
+        verdict = "not checked" if why else "differs" if unlike or failure else "ok"
         names = (*expected, *noted, "error", "code", "why")
         row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected}
         self.data["steps"].append({**row, "came": {name: came[name] for name in names if came.get(name) is not None}})
         lines = [f"{name}: expected {_shown(expected[name])}, came {_shown(came.get(name))}" for name in unlike]
-        lines += [why] if why else filter(None, words) if verdict == "differs" else ()
+        lines += (
+            [f"it needs the step: {why}" if why in self.table["steps"] else why]
+            if why
+            else filter(None, words)
+            if verdict == "differs"
+            else ()
+        )
         say_each([f"{verdict:<12} {step:<18} {seconds:7.1f} s", *(f"    {line}" for line in lines)])
         self._require_public(step)
         try:
             atomic_json.write_json(self.path, self.data)
         except OSError as error:
             raise ConfigError(f"the report cannot be written: {error.strerror}", where=self.path) from error
+        return not (why or failure or set(unlike) & BLOCKING)
 
     def _require_public(self, step: str) -> None:
         words = {*_texts(self.data)} - {*_texts(self.table)}

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,33 @@ def test_jobs_take_the_block_and_nothing_else_of_the_file(tmp_path: Path, home: 
     with pytest.raises(BudgetError) as caught:
         planned.jobs_of(own, "sagemaker", tmp_path, home, 10**9)
     assert "cloudtrain prices refresh --backend sagemaker --type ml.m5.large" in caught.value.hint
+
+
+@pytest.mark.slow
+def test_failed_job_leaves_the_later_steps_unchecked(cli: Cli, tmp_path: Path, home: Path) -> None:
+    """The steps behind a job that failed are not checked, the failure is shown, and the exit code is 1."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "torch.py").write_text("raise RuntimeError('no torch here')\n")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "bad"} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "cloudtrain.yaml").write_text("local: {python: ./python}\n")
+    done = cli("selftest", "--json")
+    rows = {row["step"]: (row["verdict"], row["came"].get("why")) for row in done.json["steps"]}
+    assert (done.code, rows["status"][0], "no torch here" in done.stderr) == (1, "differs", True)
+    assert {step: why for step, (verdict, why) in rows.items() if verdict == "not checked"} == {
+        "accepted request": "the backend has no record beside our own",
+        "kill of a rank": "status",
+        "stop with save": "kill of a rank",
+        "resume": "stop with save",
+        "artifacts": "resume",
+        "time limit": "status",
+        "states": "resume",
+        "log lines": "resume",
+        "losses": "resume",
+        "exit codes": "resume",
+    }
+    assert (rows["cleaning"][0], cli.ok("list", "--all", "--json").json["jobs"]) == ("ok", [])
 
 
 @pytest.mark.slow
