@@ -15,6 +15,7 @@ from doubles.aws.jobs import ACCOUNT, Job, described, summary
 from doubles.aws.wire import AwsError, Call
 from doubles.aws.world import World
 from doubles.kit import capacity
+from doubles.kit.differences import ANSWER, REQUEST
 
 MAX_LISTED = 10  # default page size; API reference
 QUOTA = 10_000.0  # value of every service quota that a test has not set by name
@@ -32,6 +33,7 @@ def sagemaker(world: World, call: Call) -> Params:
         "DescribeTrainingJob": lambda world, call: described(_job(world, call)),
         "ListTrainingJobs": _list,
         "StopTrainingJob": _stop,
+        "ListTags": _tags,
     }
     return _execute(actions, world, call)
 
@@ -45,7 +47,9 @@ def _execute(actions: dict[str, Callable[[World, Call], Params]], world: World, 
     if call.operation not in actions:
         raise AwsError("UnknownOperationException", f"the stand-in has no {call.service}:{call.operation}")
     validate.check(call.service, call.operation, call.params)
-    return actions[call.operation](world, call)
+    call = replace(call, params=world.changes.applied(call.names, REQUEST, call.params))
+    answer: Params = world.changes.applied(call.names, ANSWER, actions[call.operation](world, call))
+    return answer
 
 
 def _create(world: World, call: Call) -> Params:
@@ -127,6 +131,14 @@ def _job(world: World, call: Call) -> Job:
     if job is None:
         raise AwsError("ValidationException", _NOT_FOUND)
     return job
+
+
+def _tags(world: World, call: Call) -> Params:
+    with world.lock:
+        job = next((one for one in world.jobs.values() if one.arn == call.params["ResourceArn"]), None)
+    if job is None:
+        raise AwsError("ResourceNotFound", _NOT_FOUND)
+    return {"Tags": [{"Key": key, "Value": value} for key, value in job.tags.items()]}
 
 
 def _stop(world: World, call: Call) -> Params:

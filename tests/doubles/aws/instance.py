@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from doubles.aws.jobs import Job
 from doubles.aws.storage import Mirror
 from doubles.aws.wire import CONTAINER_KEY
 from doubles.aws.world import World
+from doubles.kit.differences import Heard
 from doubles.kit.life import Machine
 
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
@@ -100,7 +101,7 @@ class Instance(Machine):
             address=self.address if world.switch is not None else None,
         )
         self.running = sandbox.start(container, world.switch)
-        threading.Thread(target=self._read, args=(world, job.region), daemon=True).start()
+        threading.Thread(target=self._read, args=(world, job), daemon=True).start()
 
     def copy(self) -> None:
         """Copy new checkpoints to S3."""
@@ -114,23 +115,24 @@ class Instance(Machine):
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _read(self, world: World, region: str) -> None:
+    def _read(self, world: World, job: Job) -> None:
         """Send the container's output to its log stream, line by line, until the container has ended."""
         process, rest = self.running.process, b""
-        logs = world.logs(region)
+        logs = world.logs(job.region)
+        heard = Heard(lambda: world.settings, world.killed, job.name, self.kill)
         while data := os.read(process.stdout.fileno(), READ_BYTES):
             *lines, rest = (rest + data).split(b"\n")
             while len(rest) > EVENT_BYTES:
                 lines.append(rest[:EVENT_BYTES])
                 rest = rest[EVENT_BYTES:]
-            self._send(logs, lines)
-        self._send(logs, [rest])
+            self._send(logs, heard.told(lines))
+        self._send(logs, heard.told([rest]))
         process.stdout.close()
         code = process.wait()
         self.ended_at, self.code = time.time(), code if code >= 0 else 128 - code
         self.on_end()
 
-    def _send(self, logs: Any, lines: list[bytes]) -> None:
+    def _send(self, logs: Any, lines: Iterable[bytes]) -> None:
         # Docker's agent sends no empty lines, and CloudWatch accepts none.
         messages = [line.decode(errors="replace") for line in lines if line]
         if messages:

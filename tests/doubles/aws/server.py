@@ -3,10 +3,12 @@
 import contextlib
 import json
 import logging
+import re
 import socket
 import threading
 import time
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -18,6 +20,7 @@ from doubles.aws.faults import Fault
 from doubles.aws.wire import AwsError, Call, Environ, Reply, StartResponse, hang_up, parse, reply, reply_error
 from doubles.aws.world import World
 from doubles.kit.control import PREFIX
+from doubles.kit.differences import ANSWER
 from doubles.wire import HangUp
 
 
@@ -87,14 +90,33 @@ class Application:
         if call.service == "logs":
             validate.check("logs", call.operation, call.params)
             is_empty = fault is not None and fault.kind == "empty"
-            return reply(start, self._world.logs(call.region).execute(call.operation, call.params, is_empty))
+            told = self._world.logs(call.region).execute(call.operation, call.params, is_empty)
+            return reply(start, self._world.changes.applied(call.names, ANSWER, told))
         if call.operation == "ListObjectsV2":
             environ["QUERY_STRING"] += f"&max-keys={self._world.settings.s3_page_size}"
+            if self._world.settings.list_lag_s:
+                return self._listed(environ, start, call)
         with self._conditional if _has_condition(environ) else contextlib.nullcontext():
             answer: Reply = self._moto(environ, start)
         if fault is not None and fault.kind == "cut":
             return _half(answer, environ)
         return list(answer) if is_lost else answer
+
+    def _listed(self, environ: Environ, start: StartResponse, call: Call) -> Reply:
+        """Return the page of S3's list, which is consistent only later; for lists of one page."""
+        begun: list[Any] = []
+        text = b"".join(self._moto(environ, lambda *head: begun.append(head))).decode()
+        entries = []
+        for entry in re.findall("<Contents>.*?</Contents>", text, re.DOTALL):
+            key, changed = re.search("<Key>(.*?)</Key>.*<LastModified>(.*?)</LastModified>", entry, re.DOTALL).groups()
+            entries.append((key, entry, datetime.fromisoformat(changed.replace("Z", "+00:00")).timestamp()))
+        told = self._world.listing.told(call.params["Bucket"], entries, call.params.get("prefix", ""))
+        rest = re.sub("<Contents>.*</Contents>", "", text, flags=re.DOTALL)
+        rest = re.sub("<KeyCount>.*?</KeyCount>", f"<KeyCount>{len(told)}</KeyCount>", rest)
+        data = rest.replace("</ListBucketResult>", f"{''.join(one for _, one in told)}</ListBucketResult>").encode()
+        headers = [(name, value) for name, value in begun[0][1] if name.lower() != "content-length"]
+        start(begun[0][0], [*headers, ("Content-Length", str(len(data)))])
+        return [data]
 
     def _file(self, start: StartResponse, call: Call) -> Reply:
         data = pricelist.file(self._world, call.params["path"])

@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import tarfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ def put(bucket: str, key: str, data: bytes) -> None:
     """Store an object; a missing bucket is ignored."""
     if has(bucket):
         _backend().put_object(bucket, key, data)
+
+
+def remove(uri: str, chosen: Callable[[list[str]], Iterable[str]]) -> None:
+    """Remove the chosen keys of those that begin with the address's key."""
+    for key in chosen(keys(uri)):
+        _backend().delete_object(split(uri)[0], key)
 
 
 def download(uri: str, found: Iterable[str], folder: Path) -> None:

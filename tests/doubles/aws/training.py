@@ -13,12 +13,13 @@ from doubles.aws import storage
 from doubles.aws.instance import InputError, Instance, find_inputs
 from doubles.aws.jobs import Job
 from doubles.aws.world import World
-from doubles.kit import capacity, life
+from doubles.kit import capacity, differences, life
 
 SPOT_BILLING = 0.3  # billable part of a training second on spot machines; invented: AWS documents only a value below 1
 REASON_CHARACTERS = 1024  # length limit of the failure file
 FAILED_GRACE_S = 5.0  # from SIGTERM to SIGKILL, for the remaining containers after a container has failed
 SYNC_EVERY_S = 1.0  # between two copies of checkpoints to S3
+STOP_FAILED = "InternalServerError: the job did not end after its stop"  # a seeded difference
 NO_CAPACITY = (
     "CapacityError: Unable to provision requested ML compute capacity. Please retry using a different ML instance type."
 )
@@ -106,6 +107,8 @@ def _without_machines(job: Job) -> Ending | None:
 def _attempt(world: World, job: Job, number: int) -> Ending:
     """Run the containers once."""
     inputs = find_inputs(job)
+    if world.settings.restores_older:
+        storage.remove(job.request["CheckpointConfig"]["S3Uri"], differences.newest)
     with _instances(world, job, number) as instances:
         job.enter_secondary("Downloading", "Downloading input data")
         with job.changed:
@@ -155,7 +158,8 @@ def _instances(world: World, job: Job, attempt: int) -> Iterator[list[Instance]]
 def _watch(world: World, job: Job, instances: list[Instance], began: float) -> Ending:
     """Wait until the attempt is over; copy checkpoints meanwhile."""
     next_copy = time.time() + SYNC_EVERY_S
-    deadline = began + job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86_400) - job.ran_s
+    limit_s = job.request.get("StoppingCondition", {}).get("MaxRuntimeInSeconds", 86_400)
+    deadline = began + limit_s * world.settings.limit_factor - job.ran_s
     while True:
         if (ending := _judged(world, job, instances, deadline)) is not None:
             return ending
@@ -188,7 +192,8 @@ def _judged(world: World, job: Job, instances: list[Instance], deadline: float) 
     graces = {"Interrupted": settings.interrupt_grace_s, "Failed": 0.0, "Completed": 0.0}
     if ending.kind in ("MaxRuntimeExceeded", "MaxWaitTimeExceeded"):
         job.enter_secondary("Stopping", _ENDINGS[ending.kind][1], "Stopping")
-    life.end(job, instances, graces.get(ending.kind, settings.stop_grace_s))
+    grace_s = settings.stop_grace_s if settings.grace_s is None else settings.grace_s
+    life.end(job, instances, graces.get(ending.kind, grace_s))
     return ending
 
 
@@ -234,6 +239,8 @@ def _upload(world: World, job: Job, instances: list[Instance]) -> None:
     output = job.request["OutputDataConfig"]
     uri = f"{output['S3OutputPath'].rstrip('/')}/{job.name}/output"
     bucket, prefix = storage.split(uri)
+    for instance in instances:
+        differences.damage(instance.ml / "model", world.settings.artifact_damage)
     models, others = [one.ml / "model" for one in instances], [one.ml / "output/data" for one in instances]
     if not instances:
         return
@@ -244,6 +251,8 @@ def _upload(world: World, job: Job, instances: list[Instance]) -> None:
 
 
 def _finish(world: World, job: Job, ending: Ending) -> None:
+    if ending.kind == "Stopped" and world.settings.stop_ends:
+        ending = {"failed": Ending("Failed", STOP_FAILED), "completed": Ending("Completed")}[world.settings.stop_ends]
     status, message = _ENDINGS[ending.kind]
     with job.changed:
         now = time.time()

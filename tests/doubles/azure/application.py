@@ -1,5 +1,6 @@
 """Finds the operation of a request; then journal, faults and authorization, before the operation is executed."""
 
+import json
 import re
 import time
 import traceback
@@ -17,6 +18,7 @@ from doubles.azure.faults import Called, Fault
 from doubles.azure.names import ACCOUNT, REGION, TENANT, VAULT
 from doubles.azure.routes import BLOBS, ROUTES
 from doubles.azure.world import World
+from doubles.kit.differences import ANSWER
 from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
@@ -99,7 +101,12 @@ class Application:
             time.sleep(fault.delay_s)
         if found.name not in OPEN:
             self._authorize(request, found)
-        return found.execute()
+        answer = found.execute()
+        if found.service in ("arm", "data") and answer.body:
+            answer.body = json.dumps(
+                self._world.changes.applied((found.name,), ANSWER, json.loads(answer.body))
+            ).encode()
+        return answer
 
     def _authorize(self, request: Request, found: Found) -> None:
         if found.service == "blob":

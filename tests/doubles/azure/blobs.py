@@ -255,7 +255,10 @@ def list_blobs(world: World, request: Request, container: str) -> Answer:
     most = world.settings.blob_page_size
     size = min(int(query.get("maxresults", most)), most)
     entries = ((name, world.blobs.find(container, name)) for name in world.blobs.names(container, prefix))
-    page = list(islice(((name, one) for name, one in entries if one is not None and name >= marker), size + 1))
+    told = world.listing.told(
+        container, ((name, one, one.modified) for name, one in entries if one is not None), prefix
+    )
+    page = list(islice(((name, one) for name, one in told if name >= marker), size + 1))
     root = ElementTree.Element(
         "EnumerationResults", ServiceEndpoint=f"https://{ACCOUNT}.blob.core.windows.net/", ContainerName=container
     )

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 
 from doubles.azure.blobstore import Blob, Blobs
 from doubles.azure.jobs import Job
@@ -13,17 +14,17 @@ FLUSH_S = 0.1  # between two appends to a log blob
 class LogFiles:
     """Collects the output of a job's processes; a separate thread appends it every FLUSH_S."""
 
-    def __init__(self, blobs: Blobs, job: Job) -> None:
-        self._blobs, self._job = blobs, job
+    def __init__(self, blobs: Blobs, job: Job, lag_s: float = 0.0) -> None:
+        self._blobs, self._job, self._lag_s = blobs, job, lag_s
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._waiting: dict[str, bytearray] = {}
+        self._waiting: deque[tuple[float, str, bytes]] = deque()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def write(self, file: str, data: bytes) -> None:
         """Buffer bytes for a file."""
         with self._lock:
-            self._waiting.setdefault(file, bytearray()).extend(data)
+            self._waiting.append((time.monotonic() + self._lag_s, file, data))
 
     def note(self, file: str, text: str) -> None:
         """Buffer a line of the platform itself."""
@@ -31,20 +32,26 @@ class LogFiles:
         self.write(file, f"{stamp} {text}\n".encode())
 
     def close(self) -> None:
-        """Append the buffered rest; return when the blobs have it."""
+        """Append the buffered rest; return when the blobs have it. A lag of the settings goes on after the end."""
         self._ended.set()
-        self._thread.join()
+        if not self._lag_s:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._ended.wait(FLUSH_S):
             self._flush()
-        self._flush()
+        while self._waiting:
+            time.sleep(max(0.0, self._waiting[0][0] - time.monotonic()))
+            self._flush()
 
     def _flush(self) -> None:
+        waiting: dict[str, bytearray] = {}
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        for file, data in waiting.items():
-            write(self._blobs, self._job, file, bytes(data))
+            while self._waiting and self._waiting[0][0] <= time.monotonic():
+                _, file, data = self._waiting.popleft()
+                waiting.setdefault(file, bytearray()).extend(data)
+        for file, found in waiting.items():
+            write(self._blobs, self._job, file, bytes(found))
 
 
 def write(blobs: Blobs, job: Job, file: str, data: bytes, anew: bool = False) -> None:

@@ -13,6 +13,7 @@ from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS, REGION, SUBSCRIPTION, iso_time, workspace_id
 from doubles.azure.world import World
 from doubles.kit import capacity
+from doubles.kit.differences import REQUEST
 from doubles.wire import Answer, Request, json_answer
 
 PAGE = 10  # jobs of the list
@@ -24,7 +25,7 @@ TAKEN = (
 
 def put(world: World, request: Request, name: str) -> Answer:
     """Create a job and run it; a repeated PUT changes nothing."""
-    body = request.json()
+    body = world.changes.applied(("jobs.put",), REQUEST, request.json())
     with world.lock:
         old = world.jobs.get(name)
         if old is not None:

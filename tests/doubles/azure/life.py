@@ -16,7 +16,7 @@ from doubles.azure.jobs import Job
 from doubles.azure.names import ARTIFACTS
 from doubles.azure.node import InputError, Node, Volume, volumes
 from doubles.azure.world import World
-from doubles.kit import capacity, life
+from doubles.kit import capacity, differences, life
 
 CANCEL_GRACE_S = 30.0  # from SIGTERM to SIGKILL, also at limits.timeout. Invented: Azure states no figure
 FAILED_GRACE_S = 5.0  # the same, for the remaining nodes after a node has failed
@@ -26,6 +26,7 @@ PREEMPTED = {
     "code": "PreemptionError",
     "message": "The compute node was preempted: PreemptionError. The job was ended.",
 }
+STOP_FAILED = {"code": "ServiceError", "message": "The run could not be canceled."}  # a seeded difference
 # AllocationFailed is the code of clusters without machines; the text is invented.
 NO_CAPACITY = {
     "code": "AllocationFailed",
@@ -68,6 +69,8 @@ def _live(world: World, job: Job) -> None:
         ending = Ending("Failed", {"code": "ServiceError", "message": traceback.format_exc()[-800:]})
     finally:
         _release(world, job)
+    if "cancel" in job.orders and world.settings.stop_ends:
+        ending = {"failed": Ending("Failed", STOP_FAILED), "completed": Ending("Completed")}[world.settings.stop_ends]
     if ending.kind == "Canceled":
         job.enter("CancelRequested")
     details: dict[str, Any] = {"severity": None, "details": [], "innerError": None}
@@ -145,7 +148,12 @@ def _attempt(world: World, job: Job) -> Ending:
     data = volumes(job, world)
     if job.attempts > 1:
         restart_logs(world, job)
-    logs = LogFiles(world.blobs, job)
+    logs = LogFiles(world.blobs, job, world.settings.log_lag_s)
+    if world.settings.restores_older:
+        for volume in data:
+            names = world.blobs.names(volume.container, f"{volume.path}/")
+            for name in differences.newest(names) if volume.is_output else ():
+                world.blobs.delete(volume.container, name)
     try:
         with _nodes(world, job) as nodes:
             for node in nodes:
@@ -155,7 +163,7 @@ def _attempt(world: World, job: Job) -> Ending:
             job.enter("Running")
             for node in nodes:
                 node.start(job, world, data, nodes, logs)
-            ending = _watch(job, nodes)
+            ending = _watch(world, job, nodes)
             life.end(job, nodes, 0.0)
             logs.note(LIFECYCLER, f"attempt {job.attempts} ended: {ending.kind}")
             if ending.kind == "Completed":
@@ -198,10 +206,12 @@ def _nodes(world: World, job: Job) -> Iterator[list[Node]]:
                 node.remove()
 
 
-def _watch(job: Job, nodes: list[Node]) -> Ending:
+def _watch(world: World, job: Job, nodes: list[Node]) -> Ending:
     """Wait until the attempt is over; return its ending, after ending its containers."""
     limit_s = seconds((job.properties_of_body.get("limits") or {}).get("timeout"))
-    deadline = math.inf if limit_s is None else (job.started or time.time()) + limit_s
+    deadline = math.inf if limit_s is None else (job.started or time.time()) + limit_s * world.settings.limit_factor
+    own_s = world.settings.grace_s
+    grace_s = CANCEL_GRACE_S if own_s is None else own_s
     while True:
         with job.changed:
             ending = _ordered(job)
@@ -211,7 +221,7 @@ def _watch(job: Job, nodes: list[Node]) -> Ending:
                 continue
         if ending is not None:
             is_preempted = ending.kind == "Preempted" or ending.error == PREEMPTED
-            life.end(job, nodes, 0.0 if is_preempted or ending.kind == "Completed" else CANCEL_GRACE_S)
+            life.end(job, nodes, 0.0 if is_preempted or ending.kind == "Completed" else grace_s)
             return ending
         if failed:
             life.end(job, nodes, FAILED_GRACE_S)
@@ -219,7 +229,7 @@ def _watch(job: Job, nodes: list[Node]) -> Ending:
         if all(node.code == 0 for node in nodes):
             return Ending("Completed")
         job.enter("CancelRequested")  # the time limit
-        life.end(job, nodes, CANCEL_GRACE_S)
+        life.end(job, nodes, grace_s)
         return Ending("Canceled")
 
 

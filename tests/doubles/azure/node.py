@@ -19,6 +19,7 @@ from doubles.azure.bodies import place_of
 from doubles.azure.joblogs import LogFiles, file_of
 from doubles.azure.jobs import Job
 from doubles.azure.world import World
+from doubles.kit.differences import Heard, damage
 from doubles.kit.handle import proxied
 from doubles.kit.life import Machine
 
@@ -109,7 +110,9 @@ class Node(Machine):
             address=self.address if world.switch is not None else None,
         )
         self.running = sandbox.start(container, world.switch)
-        threading.Thread(target=self._read, args=(logs, file_of(self.number, job.nodes)), daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(job, world, logs, file_of(self.number, job.nodes)), daemon=True
+        ).start()
 
     def terminate(self) -> None:
         """Send SIGTERM to the node's processes."""
@@ -120,6 +123,8 @@ class Node(Machine):
     def collect(self, job: Job, world: World, data: list[Volume]) -> None:
         """Copy outputs in mode Upload to their addresses."""
         for volume in data:
+            if volume.is_output:
+                damage(world.blobs.make(volume.container) / volume.path, world.settings.artifact_damage)
             if volume.is_output and volume.mode in _COPIED:
                 source = self.disk / _inside(job) / "cap/data-capability/wd" / volume.name
                 shutil.copytree(source, world.blobs.make(volume.container) / volume.path, dirs_exist_ok=True)
@@ -138,15 +143,17 @@ class Node(Machine):
         elif sandbox.mode() == "none":
             place.symlink_to(source)
 
-    def _read(self, logs: LogFiles, file: str) -> None:
+    def _read(self, job: Job, world: World, logs: LogFiles, file: str) -> None:
         """Pass the output on until the container has ended; without the byte READY the container could not start."""
         process = self.running.process
+        heard = Heard(lambda: world.settings, world.killed, job.name, self.kill)
         while data := os.read(process.stdout.fileno(), READ_BYTES):
             if not self.is_ready and data.startswith(node_init.READY):
                 self.is_ready, data = True, data.removeprefix(node_init.READY)
                 if self.is_told:
                     self.running.terminate()
-            logs.write(file, data)
+            logs.write(file, heard.read(data))
+        logs.write(file, heard.read(b""))
         process.stdout.close()
         code = process.wait()
         self.ended_at, self.code = time.time(), code if code >= 0 else 128 - code

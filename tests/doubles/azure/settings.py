@@ -20,6 +20,8 @@ class Settings(settings.Settings):
     }
     restart_logs: str = "append"
     """Log files after a restart: continued ("append"), or new blobs with a new creation time ("replace")."""
+    log_lag_s: float = 0.0
+    """From a line of a container to its append to the log file."""
     token_s: float = 3600.0
     """Lifetime of a token."""
     datastore_credentials: str = "key"

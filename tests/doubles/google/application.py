@@ -18,6 +18,7 @@ from doubles.google.calls import UNSERVED, Call, passed
 from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.grpcserver import Method
 from doubles.google.world import World
+from doubles.kit.differences import ANSWER
 from doubles.kit.routing import Route, find
 from doubles.wire import Answer, BadJson, HangUp, Request, json_answer
 
@@ -157,24 +158,25 @@ OPERATIONS = [
 
 def _answer(world: World, call: Call, operation: Operation, request: Request, groups: dict[str, str]) -> Answer:
     """Answer a REST request. Raises GoogleError."""
-    told: dict[str, Any] = {name: value for name, value in request.query.items() if name not in _SYSTEM}
-    told |= groups
+    asked: dict[str, Any] = {name: value for name, value in request.query.items() if name not in _SYSTEM}
+    asked |= groups
     try:
         content = request.json() if request.body else {}
     except BadJson as error:
         raise invalid(f"Invalid JSON payload received. {error}") from None
     if operation.body is not None:
-        told[operation.body] = content
+        asked[operation.body] = content
     else:
-        told |= content
+        asked |= content
     parsed = operation.request()
     try:
-        json_format.ParseDict(told, parsed)
+        json_format.ParseDict(asked, parsed)
     except json_format.ParseError as error:
         raise _unreadable(str(error), operation.body) from None
     result = operation.function(world, call, parsed)
     is_by_number = "enum-encoding=int" in request.query.get("$alt", "")
-    return json_answer(json.loads(json_format.MessageToJson(result, use_integers_for_enums=is_by_number)))
+    told = json.loads(json_format.MessageToJson(result, use_integers_for_enums=is_by_number))
+    return json_answer(world.changes.applied((operation.name,), ANSWER, told))
 
 
 def _unreadable(text: str, body: str | None) -> GoogleError:

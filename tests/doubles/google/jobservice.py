@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from google.cloud.aiplatform_v1 import types
 from google.longrunning import operations_pb2
-from google.protobuf import empty_pb2
+from google.protobuf import empty_pb2, json_format
 
 from doubles.google import bodies, life
 from doubles.google.calls import Call
@@ -18,6 +18,7 @@ from doubles.google.errors import GoogleError, invalid
 from doubles.google.jobs import STRATEGIES, Job
 from doubles.google.names import NUMBER, PROJECT
 from doubles.kit import capacity
+from doubles.kit.differences import REQUEST
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -34,7 +35,9 @@ def create(world: World, call: Call, request: Any) -> Any:
     if not request.HasField("custom_job"):
         raise invalid("Required field 'custom_job' is missing.")
     asked = type(request.custom_job)()
-    asked.CopyFrom(request.custom_job)
+    given = json_format.MessageToDict(request.custom_job)
+    changed = world.changes.applied(("jobs.create",), REQUEST, given)
+    asked.CopyFrom(request.custom_job) if changed is given else json_format.ParseDict(changed, asked)
     for output_only in ("name", "state", "create_time", "start_time", "end_time", "update_time", "error"):
         asked.ClearField(output_only)
     bodies.check(asked, world.persistent)

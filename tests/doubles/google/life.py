@@ -8,6 +8,7 @@ codes that are "common errors": in the stand-in 1 to 127 end the job at once, an
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import math
 import shutil
 import signal
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING
 from doubles import sandbox
 from doubles.google.jobs import STRATEGIES, Job
 from doubles.google.replica import Replica
-from doubles.kit import capacity, life
+from doubles.kit import capacity, differences, life
 
 if TYPE_CHECKING:
     from doubles.google.world import World
@@ -33,6 +34,7 @@ WORKER_RESTARTS, JOB_RESTARTS = 5, 3
 CANCEL_GRACE_S = 30.0  # from SIGTERM to SIGKILL. Assumed: Kubernetes' default; Google states none
 END_GRACE_S = 2.0  # the same, for the remaining replicas after the first has ended or any has failed
 CANCELLED = (1, "CANCELED")
+STOP_FAILED = 13, "The job could not be cancelled."  # a seeded difference
 INTERNAL = 13, "Internal error occurred for the current attempt."
 PREEMPTED_CODE, PREEMPTED = (  # the text is invented
     14,
@@ -65,6 +67,9 @@ def _live(world: World, job: Job) -> None:
     except Exception:
         traceback.print_exc()
         ending = Ending("JOB_STATE_FAILED", INTERNAL)
+    if "cancel" in job.orders and world.settings.stop_ends:
+        ends = {"failed": Ending("JOB_STATE_FAILED", STOP_FAILED), "completed": Ending("JOB_STATE_SUCCEEDED")}
+        ending = ends[world.settings.stop_ends]
     if ending.state == "JOB_STATE_CANCELLED":
         job.enter("JOB_STATE_CANCELLING")
         life.sleep_anyhow(job, world.settings.cancelling_s)
@@ -157,6 +162,10 @@ def _machines(world: World, job: Job) -> Iterator[list[Replica]]:
 
 def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending:
     """Run the replicas until the attempt is over; return its ending, after ending its containers."""
+    if world.settings.restores_older:
+        for bucket in world.storage.objects.buckets():
+            for name in differences.newest(world.storage.names(bucket.name)):
+                world.storage.remove(bucket.name, name)
     for replica in replicas:
         replica.is_done = False
         replica.start(world, job)
@@ -165,21 +174,25 @@ def _attempt(world: World, job: Job, replicas: list[Replica], job_restarts: int)
     job.enter("JOB_STATE_RUNNING")
     while (ending := _next(world, job, replicas, job_restarts)) is None:
         pass
-    life.end(job, replicas, _grace_s(ending))
+    life.end(job, replicas, _grace_s(world, ending))
     for replica in replicas:
         replica.put_written(world)
+    for bucket in world.storage.objects.buckets() if world.settings.artifact_damage else ():
+        for name in fnmatch.filter(world.storage.names(bucket.name), f"*/{world.settings.artifact_damage}"):
+            data = world.storage.read(bucket.name, name) or b"?"
+            world.storage.put(bucket.name, name, data[:-1] + bytes([data[-1] ^ 1]))
     return ending
 
 
-def _grace_s(ending: Ending) -> float:
+def _grace_s(world: World, ending: Ending) -> float:
     if ending.state == "JOB_STATE_CANCELLED":
-        return CANCEL_GRACE_S
+        return CANCEL_GRACE_S if world.settings.grace_s is None else world.settings.grace_s
     return 0.0 if ending.state.startswith("restart") else END_GRACE_S
 
 
 def _next(world: World, job: Job, replicas: list[Replica], job_restarts: int) -> Ending | None:
     """Wait for the next event; return the attempt's ending, if any."""
-    deadline = math.inf if job.started is None else job.started + job.timeout_s
+    deadline = math.inf if job.started is None else job.started + job.timeout_s * world.settings.limit_factor
     with job.changed:
         ending = _ordered(job)
         _preempt_ordered(job, replicas)

@@ -16,6 +16,7 @@ from doubles.google.errors import GoogleError, invalid
 from doubles.google.logentries import Entry, LogSettings, Maker
 from doubles.google.logfilter import Filter, parse
 from doubles.google.names import NUMBER, PROJECT
+from doubles.kit.differences import ANSWER
 from doubles.kit.routing import Route
 from doubles.wire import Answer, Request, json_answer
 
@@ -188,7 +189,8 @@ def _read_token(token: str, digest: str) -> Key | None:
 
 
 def _list(world: Any, request: Request) -> Answer:
-    return json_answer(world.logs.list_entries(request.json()))
+    told = world.logs.list_entries(request.json())
+    return json_answer(world.changes.applied(("logging.list",), ANSWER, told))
 
 
 ROUTES = [Route("POST", "/v2/entries:list", "logging.list", _list)]

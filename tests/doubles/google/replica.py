@@ -19,6 +19,7 @@ from doubles import sandbox
 from doubles.google.errors import GoogleError
 from doubles.google.jobs import Job, Pool
 from doubles.google.names import PROJECT, REGION
+from doubles.kit.differences import Heard
 from doubles.kit.handle import proxied
 from doubles.kit.life import Machine
 
@@ -146,7 +147,12 @@ class Replica(Machine):
         )
         run.running = sandbox.start(container, world.switch, is_split=True)
         self.run = run
-        run.read(lambda line, stream: world.logs.write(job.id, self.name, line, stream=stream))
+        heard = Heard(lambda: world.settings, world.killed, job.id, run.kill)
+
+        def write(line: bytes, stream: str) -> None:
+            world.logs.write_lines(job.id, self.name, heard.told([line]), stream=stream)
+
+        run.read(write)
 
     def put_written(self, world: World) -> None:
         """Put the files that the last container wrote below /gcs into the buckets."""

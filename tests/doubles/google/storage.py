@@ -17,6 +17,7 @@ from doubles.google.errors import GoogleError, error_answer, invalid
 from doubles.google.names import PROJECT
 from doubles.google.objects import Bucket, Check, Contents, Object, Objects
 from doubles.google.uploads import Sessions, multipart
+from doubles.kit.differences import Listing
 from doubles.wire import Answer, BadJson, Request, json_answer
 
 MAX_RESULTS = 1000
@@ -40,6 +41,8 @@ class StorageSettings:
 
     storage_page_size: int = MAX_RESULTS
     """Maximum objects of a list's page, even for larger maxResults."""
+    list_lag_s: float = 0.0
+    """How long the list has no fresh object, and still has a removed object."""
     denied: tuple[str, ...] = ()
     """Only storage.delete matters: a caller without this right may not replace objects either."""
 
@@ -64,6 +67,7 @@ class Storage:
         self.objects = Objects(folder)
         self._sessions = Sessions(self.objects)
         self._settings = settings
+        self._listing = Listing(lambda: settings().list_lag_s)
 
     def clear(self) -> None:
         """Forget all buckets except the tests' bucket, and empty the tests' bucket."""
@@ -131,7 +135,8 @@ class Storage:
         size = min(MAX_RESULTS, self._settings().storage_page_size)
         with self.objects.lock:
             there = sorted(self.objects.objects(bucket).items())
-            found = [one for name, one in there if name.startswith(prefix) and name > after]
+            entries = ((name, one, one.created) for name, one in there if name.startswith(prefix))
+            found = [one for name, one in self._listing.told(bucket, entries, prefix) if name > after]
             told: dict[str, Any] = {"kind": "storage#objects"}
             if len(found) > size:
                 told["nextPageToken"] = base64.urlsafe_b64encode(found[size - 1].name.encode()).decode()

@@ -68,6 +68,8 @@ class Control(Generic[WorldT]):
             ("DELETE", "faults"): world.faults.clear,
             ("POST", "capacity"): lambda: world.capacity.add(told),
             ("DELETE", "capacity"): world.capacity.clear,
+            ("POST", "changes"): lambda: world.changes.add(told),
+            ("DELETE", "changes"): world.changes.clear,
             ("POST", "late"): lambda: self.begin_late(**told),
             ("GET", "late"): lambda: [{"status": job.status, "history": list(job.history)} for job in world.late],
             ("GET", "most_live"): lambda: capacity.most_live(world.all_jobs()),

@@ -61,6 +61,11 @@ class Handle:
         names = [operations] if isinstance(operations, str) else list(operations)
         self.control("faults", {"operations": names, "kind": kind, **details})
 
+    def change(self, operations: str | Sequence[str], path: str, how: str, value: Any = None, **details: Any) -> None:
+        """Change what the platform accepts (`at="request"`) or answers: see kit/differences.py."""
+        names = [operations] if isinstance(operations, str) else list(operations)
+        self.control("changes", {"operations": names, "path": path, "how": how, "value": value, **details})
+
     def capacity(self, has: str, **place: Any) -> None:
         """Say what a place has, by region, machine (names or patterns), spot, count and lost: see kit/capacity.py."""
         self.control("capacity", {"has": has, **place})

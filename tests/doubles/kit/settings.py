@@ -4,10 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
+from doubles.kit.differences import Differs
+
 
 @dataclass(frozen=True)
-class Settings:
-    """Times in seconds of real time."""
+class Settings(Differs):
+    """Times in seconds of real time. The settings of differences from the documentation are inherited."""
 
     CHOICES: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """The permitted values of settings that have a fixed number of values."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from doubles.kit.capacity import Capacity
+from doubles.kit.differences import Changes, Listing
 from doubles.kit.faults import Fault, Faults
 from doubles.kit.life import Job
 from doubles.kit.settings import Settings
@@ -28,6 +29,8 @@ class World(Generic[SettingsT, FaultT, JobT]):
         self.lock = threading.RLock()
         self.faults = Faults(fault)
         self.capacity = Capacity()
+        self.changes = Changes()
+        self.listing = Listing(lambda: self.settings.list_lag_s)
         self._settings_type = settings
 
     def clear(self) -> None:
@@ -35,6 +38,8 @@ class World(Generic[SettingsT, FaultT, JobT]):
         self.settings = self._settings_type()
         self.faults.clear()
         self.capacity.clear()
+        self.changes.clear()
+        self.killed: set[str] = set()  # jobs with a container that was killed by `kill_at`
         self.journal: list[dict[str, Any]] = []
         self.jobs: dict[Any, JobT] = {}
         self.late: list[JobT] = []  # that run although their end was told
