@@ -85,6 +85,10 @@ class CloudAdapter(Adapter):
         page: LogPage = self.duty("jobs", "lines")(self.connections, ref, cursor, nodes, now=now)
         return page if ranks is None else page.only(ranks)
 
+    def accepted(self, request: backends.Request, ref: JobRef) -> Any:
+        """Return the platform's record of the attempt, beside the request."""
+        return self.duty("jobs", "accepted")(self.connections, request, self.REF.load(ref))
+
     def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
         """Download the job's output folder, also while the job runs; return the files."""
         handle = self.REF.load(ref)

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 import time
 import zlib
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.stores import claims
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend.accepted import Accepted
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.prices import catalog
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -196,6 +198,16 @@ def state(azure: RunHistory, ref: JobRef) -> State:
         idle_s=handle.idle_s,
     )
     return replace(outcome, url=handle.studio, hourly_usd=_hourly_usd(answer, handle))
+
+
+def accepted(azure: RunHistory, request: Request, handle: AzureMLRef) -> Accepted:
+    """Return the job of the control plane, beside the body that the SDK made of the request."""
+    from .request_body import body_of
+
+    with api.polls(f"ask for {handle.name}"):
+        there = describe(AzureAccess(handle.workspace, azure), handle.name) or {"properties": {}}
+    sent = re.sub(r"\{\w+\}", "{}", json.dumps(body_of(request.body, handle.workspace.arm_id)))
+    return Accepted(json.loads(sent), there, (str(there["properties"].get("status")),))
 
 
 def lines(azure: RunHistory, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.contract import ParameterSecrets
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend.accepted import Accepted
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError, refuse
 from cloudtrain.launcher.job import platform_name
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -151,6 +152,16 @@ def state(clients: AwsClients, ref: JobRef) -> State:
     found = status.state_of(described, handle.limit_reason, has_checkpoint=has_checkpoint)
     hourly_usd = (handle.hourly_usd or {}).get(described["ResourceConfig"].get("SelectedInstanceType", ""))
     return found if hourly_usd is None else replace(found, hourly_usd=hourly_usd * handle.nodes)
+
+
+def accepted(clients: AwsClients, request: Request, handle: SageMakerRef) -> Accepted:
+    """Return SageMaker's description of the job with its tags, beside the request."""
+    access = AwsAccess.of(handle, clients)
+    with api.polls(access, f"ask for {handle.name}"):
+        there = describe(access, handle.name) or {}
+        tags = api.client(access, "sagemaker").list_tags(ResourceArn=there["TrainingJobArn"])["Tags"]
+    words = tuple(move["Status"] for move in there.get("SecondaryStatusTransitions", ()))
+    return Accepted(request.body, {**there, "Tags": tags, "ResponseMetadata": None}, words)
 
 
 def lines(clients: AwsClients, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:

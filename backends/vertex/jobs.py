@@ -24,6 +24,7 @@ from cloudtrain.entrypoints.contract import SecretManagerSecrets
 from cloudtrain.entrypoints.format import one_line
 from cloudtrain.entrypoints.stores.retries import tries
 from cloudtrain.launcher.backend import Chosen, Cursor, FoundAttempt, JobRef, LogPage, Request, Shipment
+from cloudtrain.launcher.backend.accepted import Accepted
 from cloudtrain.launcher.errors import CloudtrainError, ConfigError, UnreachableError, UsageError
 from cloudtrain.launcher.store.home import home as home_folder
 from cloudtrain.launcher.store.home import identity, known_identity
@@ -182,6 +183,16 @@ def state(google: LogReader, ref: JobRef) -> State:
         has_checkpoint=has_checkpoint,
     )
     return replace(outcome, url=handle.url)
+
+
+def accepted(google: LogReader, request: Request, handle: VertexRef) -> Accepted:
+    """Return the custom job, beside the request with the mark of the send that made the job."""
+    from .request import with_fence
+
+    with api.polls(f"ask for {handle.label}"):
+        there = _described(VertexAccess.of(handle, google), handle)
+    sent = with_fence({**request.body, "labels": {**request.body["labels"], OWNER_LABEL: handle.owner}}, "{}")
+    return Accepted(sent, there, (str(there.get("state")),))
 
 
 def lines(google: LogReader, ref: JobRef, cursor: Cursor | None, nodes: Chosen, *, now: bool) -> LogPage:

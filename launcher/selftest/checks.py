@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, zip_longest
 from typing import Any, NamedTuple
 
+from ..job import State
+
 Facts = dict[str, Any]
 
 
 class TaskLine(NamedTuple):
-    """A line of the selftest's task. `life`: the rank's process; `late_s`: from its print to its arrival here."""
+    """A line of the selftest's task. `life`: the rank's process; seconds count from its print."""
 
     attempt: int
     rank: int | None
@@ -19,6 +21,9 @@ class TaskLine(NamedTuple):
     step: int
     loss: float
     late_s: float
+    """To its arrival here."""
+    stamp_off_s: float = 0.0
+    """To the time that it has at the platform."""
 
 
 def differing(expected: Mapping[str, Any], came: Mapping[str, Any]) -> list[str]:
@@ -31,7 +36,7 @@ def _is_met(expected: Any, value: Any) -> bool:
         return bool(expected == value)
     if order := expected.get("order"):
         rest = iter(order)
-        return bool(value) and value[-1] == order[-1] and all(each in rest for each in value)
+        return bool(value) and value[-1] == order[-1] and order[1] in value and all(each in rest for each in value)
     return value is not None and expected.get("least", value) <= value <= expected.get("most", value)
 
 
@@ -52,7 +57,20 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
     missing = max_steps - 1 - max((line.step for line in lines), default=-1)
     late_s = round(max((line.late_s for line in lines), default=0.0) - held_back_s, 1)
     came = {"ranks": len({line.rank for line in lines}), "lines": len(lines), "lost": lost, "missing": missing}
-    return came | {"twice": twice, "disordered": back, "late_s": late_s}
+    off_s = max((line.stamp_off_s for line in lines), key=abs, default=0.0)
+    return came | {"twice": twice, "disordered": back, "late_s": late_s, "stamp_off_s": round(off_s, 1)}
+
+
+def of_times(times: Sequence[tuple[float, State, float]]) -> Facts:
+    """Return how far the platform's times are before the send or after the seen end, and its bill outside of them."""
+    clock, billed = [0.0], [0.0]
+    for sent_s, state, over_s in times:
+        both = state.started_s or sent_s, state.ended_s or over_s
+        clock += [min(*both, sent_s) - sent_s, max(*both, over_s) - over_s]
+        if state.billed_s is not None:
+            billed += [min(0.0, state.billed_s - both[1] + both[0]), max(0.0, state.billed_s - over_s + sent_s)]
+    clock_off_s, billed_off_s = (max(each, key=abs) for each in (clock, billed))
+    return {"clock_off_s": round(clock_off_s, 1), "billed_off_s": round(billed_off_s, 1)}
 
 
 def of_losses(lines: Sequence[TaskLine]) -> Facts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from tempfile import TemporaryDirectory
 from cloudtrain.entrypoints import events
 
 from ..advice.preparing import prepare
+from ..backend import Request, accepted
+from ..backend.accepted import Accepted, TellsAccepted
 from ..errors import CloudtrainError
-from ..job import Job, exit_code
+from ..job import Job, exit_code, platform_name
 from ..jobs import adopt, approval, follow, queue, remove, retry, stopping
 from ..jobs import submit as sending
 from ..jobs.view import failure_lines, read_view
@@ -26,6 +29,7 @@ from .checks import Facts, TaskLine
 from .report import ProofReport
 
 NO_RECORD = "the backend has no record beside our own"
+HEAR_S = 4.0  # between two looks at the platform's record
 AFTER_KILL = 6  # steps from the kill to the stop
 GIVE_UP_S, END_S = 900.0, 600.0  # beyond the limits of an attempt; for the end of a job that was asked to stop
 
@@ -39,6 +43,7 @@ class Selftest:
         self.lines: list[TaskLine] = []
         self.undisturbed: list[TaskLine] = []
         self.states, self.codes, self.ran_s = dict[int, list[str]](), dict[int, int](), list[float]()
+        self.words, self.over_s = dict[int, list[str]](), list[float]()
         self.passed: set[str] = set()
 
     def run(self) -> None:
@@ -87,24 +92,45 @@ class Selftest:
         return queue.drive(self.registry, sending.send(self.registry, prepared)[0])
 
     def _accepted_request(self) -> Facts:
-        return {"why": NO_RECORD}
+        if (record := self._record(self.jobs[0])) is None:
+            return {"why": NO_RECORD}
+        return accepted.of_requests(record.sent, record.there)
+
+    def _record(self, job: Job) -> Accepted | None:
+        """Return the platform's record of the attempt; None if the backend has none beside our own."""
+        attempt, backend = job.attempt, self.backend
+        if not isinstance(backend, TellsAccepted) or attempt.ref is None:
+            return None
+        return backend.accepted(Request.load(platform_name(job.id, attempt.number), attempt.request), attempt.ref)
+
+    def _hear(self, job: Job, words: list[str]) -> None:
+        """Note the platform's words for the states: its own list, else each new word."""
+        with contextlib.suppress(CloudtrainError):  # the next look may have an answer
+            heard = record.words if (record := self._record(job)) else ()
+            words[:] = heard if len(heard) > 1 else [*words, *({*heard} - {*words[-1:]})]
 
     def _watch(self, job: Job, lines: list[TaskLine], act: Callable[[Job], None] = lambda job: None) -> Job:
         """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
         plan, started_s, number = job.attempt.plan, None, 3 if lines is self.undisturbed else job.attempt.number
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + GIVE_UP_S
-        states = self.states[number] = list[str]()
+        states, words, heard_s = list[str](), list[str](), 0.0
+        self.states[number], self.words[number] = states, words
         for attempt, page in follow.read(self.registry, job, View(), following=True):
             for line, event in ((line, events.parse(line.text)[1] or {}) for line in page):
                 if event.pop("e", "") == "selftest":
-                    late_s = max(0.0, time.time() - event.pop("at"))
-                    lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s))
+                    late_s = max(0.0, time.time() - (at_s := event.pop("at")))
+                    lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s, stamp_off_s=line.time_s - at_s))
             job = self.registry.find(job.id)
             states += [job.attempt.state.state] if states[-1:] != [job.attempt.state.state] else []
             started_s = started_s or (time.monotonic() if job.attempt.state.started_s else None)
             act(job)
+            if time.monotonic() > heard_s + HEAR_S:
+                self._hear(job, words)
+                heard_s = time.monotonic()
             if time.monotonic() > most_s:
                 raise CloudtrainError(f"{job.id} has not ended within its limits")
+        self._hear(job, words)
+        self.over_s.append(time.time())
         self.ran_s.append(time.monotonic() - (started_s or time.monotonic()))
         self.codes[number] = exit_code(state := job.attempt.state)
         say("\n".join(failure_lines(state.error)) if state.error else state.detail or "")
@@ -147,16 +173,21 @@ class Selftest:
     def _artifacts(self) -> Facts:
         with TemporaryDirectory(prefix="cloudtrain-") as folder:
             paths = self.backend.artifacts(self.jobs[0].attempt.ref or {}, Path(folder))
-            return {"files": len({path.name for path in paths} & {"rank-0.txt", "rank-1.txt"})}
+            found = {path.name: path.read_bytes() for path in paths if path.name in ("rank-0.txt", "rank-1.txt")}
+            return {"files": len(found), "damaged": sum(each != b"selftest\n" for each in found.values())}
 
     def _time_limit(self) -> Facts:
         job = self._watch(self._send(self.prepared[1]), self.undisturbed)
         took_s, plan = meter.held_s(job.attempt, time.time()) or 0.0, job.attempt.plan
-        over_s = max(0.0, took_s - plan.cap_s - plan.terms.tail_s)
-        return {**_of(job), "took_s": round(took_s, 1), "over_s": round(over_s, 1)}
+        over_s, early_s = max(0.0, took_s - plan.cap_s - plan.terms.tail_s), max(0.0, plan.deadline_s - took_s)
+        return {**_of(job), "took_s": round(took_s, 1), "over_s": round(over_s, 1), "early_s": round(early_s, 1)}
 
     def _states(self) -> Facts:
         return {f"states_{number}": states for number, states in self.states.items()}
+
+    def _platform_states(self) -> Facts:
+        stages = self.report.table["stages"].get(self.prepared[0].config.backend)
+        return accepted.of_words([*self.words.values()], stages) if stages else {"why": NO_RECORD}
 
     def _log_lines(self) -> Facts:
         pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.prepared[0].config.training
@@ -171,7 +202,11 @@ class Selftest:
         apart = [abs(leg.seconds(now_s) - ran_s) for leg, ran_s in zip(legs, self.ran_s, strict=False)]
         apart_s = max(0.0, max(apart, default=0.0) - terms.unit_s - terms.minimum_bill_s)
         over = (micro := meter.spent_micro(legs, now_s) or 0) - sum(each.plan.most_micro or 0 for each in attempts)
-        return {"unwatched": len(legs) - len(apart), "apart_s": round(apart_s, 1), "micro": micro, "over_micro": over}
+        times = [(each.created_s, each.state, over_s) for each, over_s in zip(attempts, self.over_s, strict=False)]
+        is_counted = self.prepared[0].config.backend in self.report.table["counted"]
+        uncounted = sum(is_counted and each.state.billed_by is None for each in attempts)
+        came = {"unwatched": len(legs) - len(apart), "apart_s": round(apart_s, 1), "micro": micro, "over_micro": over}
+        return {**came, **checks.of_times(times), "uncounted": uncounted}
 
     def _exit_codes(self) -> Facts:
         return {f"exit_{number}": code for number, code in self.codes.items()}
@@ -184,7 +219,7 @@ class Selftest:
         over = [job for job in self.jobs if not job.active]
         why = {each.place: each.kept for each in remove.elsewhere(self.registry, over, remove=True)}
         left = {each.place: each.job for each in remove.elsewhere(self.registry, over) if each.bytes != 0 or each.kept}
-        say("\n".join(f"{place} is not removed: {why.get(place)}" for place in left))
+        say("\n".join(f"{place} is not removed: {why.get(place) or 'it is still listed'}" for place in left))
         for job in over:
             if job.id not in left.values():
                 remove.remove(self.registry, job)
