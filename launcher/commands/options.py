@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "cloudtrain.yaml"
 LAUNCHER = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|bash|sh|[^/]+\.sh)")
+# Options that a job must not lose: behind a command line without `--` they would go to the script.
+_BEFORE = ("--dry-run", "--budget", "--instances", "--accelerators", "--instance-type", "--spot", "--no-spot")
 _ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 _OF_PROGRAMS = ("task", "script", "module", "args", "resume_args", "training", "params", "evaluate", "sweep")
 
@@ -46,6 +48,10 @@ class _ConfigCommand(click.Command):
         valued = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
         for at, word in enumerate(args):
             if word == "--" or (LAUNCHER.fullmatch(word) and (at == 0 or args[at - 1] not in valued)):
+                if word != "--" and (lost := [each for each in args[at:] if each.partition("=")[0] in _BEFORE]):
+                    message = f"`{lost[0]}` stands behind `{word}`, and would be an option of the script"
+                    hint = f"write it before `{word}`; if it is the script's, write `--` before `{word}`"
+                    raise UsageError(message, hint=hint)
                 args, ctx.meta[_ARGS] = args[:at], args[at + (word == "--") :]
                 break
         return super().parse_args(ctx, args)
@@ -277,6 +283,11 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             raise UsageError("--backend needs a name", hint="cloudtrain backends")
         if (words := words if program is None else program.args) is not None:
             typed.append(f"args={json.dumps(words, ensure_ascii=False)}")
+        if program is None and words is not None:
+            from .. import config
+
+            if file.exists() and config.written(file, ("args",), settings) is not None:
+                say(f"{file} is used, with these arguments in place of its `args`")
         if program is None and save:
             raise UsageError("--save writes the config of a script", hint="cloudtrain submit train.py --save")
         overrides = Overrides(file, backend, (*settings, *typed), price_micro)
@@ -334,9 +345,10 @@ def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Over
     say_each(filter(None, [program.note]))
     settings = (f"{program.key}={json.dumps(name)}", *program.settings)
     if is_there:
-        gone = [key for key in _OF_PROGRAMS if key in own] if own.get(program.key) != name else []
+        is_other, has_args = own.get(program.key) != name, program.args is not None
+        gone = [key for key in _OF_PROGRAMS if key in own and (is_other or (key == "args" and has_args))]
         place = f" in place of its {', '.join(f'`{key}`' for key in gone)}" if gone else ""
-        say(f"{file} is used, with `{program.key}: {name}`{place}")
+        say(f"{file} is used, with `{program.key}: {name}`{' and these arguments' * has_args}{place}")
         nulls = (f"{key}=null" for key in gone if key != program.key)
         return replace(overrides, settings=(*nulls, *settings, *overrides.settings))
     packages = ["requirements=requirements.txt"] if Path("requirements.txt").is_file() else []

@@ -151,6 +151,33 @@ def test_file_in_the_folder_keeps_its_keys_and_loses_its_program(cli: Any, folde
 
 
 @pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("train.py -- --lr 1", "with `script: train.py` and these arguments in place of its `args`"),
+        ("-- --lr 1", "with these arguments in place of its `args`"),
+        ("-- python other.py --lr 1", "with `script: other.py` and these arguments in place of its `script`, `args`"),
+    ],
+)
+def test_arguments_in_place_of_the_files_are_told(cli: Any, folder: Path, line: str, said: str) -> None:
+    """The arguments of the file are not joined with the typed arguments, and nobody has to guess."""
+    (folder / "other.py").write_text("")
+    (folder / "cloudtrain.yaml").write_text("name: t\nscript: train.py\nargs: [--data, x]\n")
+    done = cli.ok("render", "--json", *line.split(), cwd=folder)
+    assert f"cloudtrain.yaml is used, {said}\n" in done.stderr
+    assert done.json["request"]["spec"]["run"]["args"] == ["--lr", "1"]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--budget=5USD", "--instances"])
+def test_option_behind_a_command_line_is_not_lost(cli: Any, folder: Path, option: str) -> None:
+    """Without `--` an option of the money or of the dry run is refused; behind `--` it is the script's."""
+    done = cli("submit", "-y", "python", "train.py", option, "2", cwd=folder)
+    assert (done.code, f"`{option}` stands behind `python`" in done.stderr) == (2, True), done.stderr
+    assert cli.ok("render", "--json", "--", "python", "train.py", option, cwd=folder).json["request"]["spec"]["run"][
+        "args"
+    ]
+
+
+@pytest.mark.parametrize(
     ("line", "code", "said"),
     [
         ("submit -f no.yaml train.py", 3, "no file no.yaml"),
