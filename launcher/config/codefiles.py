@@ -38,6 +38,7 @@ _LARGEST_SOURCE = 50_000_000  # bytes
 # Options whose file or folder a script writes, and options whose folder it reads.
 _WRITTEN = re.compile(r"out|log|save|dest|result|cache|dump", re.IGNORECASE)
 _READ = re.compile(r"data|input|corpus|conf", re.IGNORECASE)
+_DEFAULT = re.compile(r"""add_argument\(\s*["'](--[\w-]+)["'][^()]*\bdefault\s*=\s*["']([^"'\n]+)["']""")
 
 
 def faults_of(root: YamlNode, folder: Path) -> list[Fault]:
@@ -294,7 +295,10 @@ def _takes(function: ast.FunctionDef, count: int) -> bool:
 
 
 def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the keys that name files of the code, each with a path below `folder`; `args` where they name a path."""
+    """Yield the keys that name files of the code, each with a path below `folder`; `args` where they name a path.
+
+    An option that `args` leaves out has the script's default.
+    """
     named = {"script": config.script, "task": config.task, accelerate.KEY: config.distributed.accelerate_config}
     yield from ((key, name) for key, name in named.items() if name and kind_of(folder / name) == "file")
     start = PurePath(config.distributed.workdir or ".")
@@ -302,8 +306,11 @@ def needed(config: JobConfig, folder: Path) -> Iterator[tuple[str, str]]:
     for name in (f"{module}.py", f"{module}/__main__.py") if config.module else ():
         if kind_of(folder / name) == "file":
             yield "module", name
-    before = ""
-    for option, _, value in (word.rpartition("=") for word in config.args):
+    before, typed = "", {word.partition("=")[0] for word in config.args}
+    text = foreign.text_of(folder / config.script) if config.script else ""
+    defaults = [] if "CLOUDTRAIN_INPUT_" in text else _DEFAULT.findall(text)
+    words = [*config.args, *(f"{option}={value}" for option, value in defaults if option not in typed)]
+    for option, _, value in (word.rpartition("=") for word in words):
         name = os.path.normpath(start / value)
         is_kept = any(PurePath(value).is_relative_to(kept) for kept in config.keep)  # the job itself writes the file
         is_read = not (is_kept or _WRITTEN.search(option or before) or name.startswith(("..", "/")))

@@ -135,7 +135,8 @@ def left_out(folder: Path, names: Mapping[str, Any], needed: Iterable[tuple[str,
         if "." not in ways and not is_there:
             is_data, file = key == "args", os.path.normpath(name)
             hint = f"add `!{file}` to `code.exclude`, or change the ignore file or the input that names it"
-            hint = "data comes by `inputs`: write the entry's variable, `$CLOUDTRAIN_INPUT_NAME`" if is_data else hint
+            data = f"data comes by `inputs: {{data: ./{file}}}`: write `$CLOUDTRAIN_INPUT_DATA` for the path in `args`"
+            hint = data if is_data else hint
             message = f"`{file}` is not shipped: git, an ignore file, `code.exclude` or `inputs` leaves it out"
             yield Fault(message, key, hint=hint, is_warning=is_data)
 

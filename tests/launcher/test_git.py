@@ -402,15 +402,18 @@ def test_file_that_the_config_names_is_shipped_or_refused(
         ("{data_dir: data, output_dir: data, log: old.bin, workers: 4, name: data}", ["data"]),
         ("['model.ckpt=old.bin', train.py, /etc/hosts, ../up, gone.csv, data]", ["old.bin"]),
         ("[--ckpt, old.bin]\nkeep: [old.bin]", []),
+        ("[--input, $CLOUDTRAIN_INPUT_X]\ninputs: {x: ./data}", []),
+        ("[--lr, 1]", ["in"]),  # the script's own default
     ],
 )
 def test_argument_that_names_a_file_left_out_is_noted(tmp_path: Path, args: str, named: list[str]) -> None:
     """A file that the script is told to read exists here, and is on no node; what it writes is no matter."""
-    files = {"train.py": "", "data/x.csv": "", "old.bin": "", ".gitignore": "data/\n*.bin\n"}
+    script = "p.add_argument('--input', type=str,\n  default='in')" if "in" in named or "--input" in args else ""
+    files = {"train.py": script, "data/x.csv": "", "in/x.csv": "", "old.bin": "", ".gitignore": "data/\nin/\n*.bin\n"}
     folder = _repository(tmp_path, files, [".gitignore"])
     (folder / "cloudtrain.yaml").write_text(f"name: x\nscript: train.py\nargs: {args}\n")
     config = configs.load(folder / "cloudtrain.yaml")
     notes = pack(folder, [], 10**6, tmp_path / ".git/bundles", needed=needed(config, folder)).notes
     why = "git, an ignore file, `code.exclude` or `inputs` leaves it out"
-    cure = "data comes by `inputs`: write the entry's variable, `$CLOUDTRAIN_INPUT_NAME`"
-    assert list(notes) == [f"args: `{name}` is not shipped: {why}; {cure}" for name in named]
+    cure = "data comes by `inputs: {{data: ./{}}}`: write `$CLOUDTRAIN_INPUT_DATA` for the path in `args`"
+    assert list(notes) == [f"args: `{name}` is not shipped: {why}; {cure.format(name)}" for name in named]
