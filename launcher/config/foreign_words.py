@@ -27,15 +27,19 @@ logs ?: log output; logs -f ?: attach tail follow stream; status *: describe sho
 artifacts ?: download pull fetch cp scp rsync; exec +: shell connect; ui: dashboard tensorboard web; evaluate +: eval
 cost: cost-report costs billing usage; prices: show-gpus gpus machines instance-types offers; export +: convert deploy
 hosts: nodes node sinfo nvidia-smi cluster clusters fleet; backends: clouds cloud providers infra; explain: config keys
-doctor: login auth check configure setup; init: new scaffold; resume +: restart continue retry requeue relaunch
+explain inputs: volume volumes storage bucket data dataset; explain secrets: secret secrets
+doctor: login auth check configure setup; init: new scaffold; resume +: restart continue retry requeue relaunch rerun
 rehearse .: debug simulate; completion: completions autocomplete; --version: version upgrade update
 """
 # A key of the config, or what to type: the foreign options; `COMMAND.OPTION` is of that command alone.
 _OPTIONS = """
 resources.accelerators: gpus gpu num_gpus gpus_per_node gpus_per_task gres G; resources.instances: N; env.NAME: e
 --instance-type NAME: cpus cpus_per_task memory mem; training.global_batch_size: batch_size; slurm.partition: p
-distributed.nproc_per_node: n; limits.max_duration: t time; backend: cloud infra provider context; --dry-run: dryrun
-cloudtrain submit *: entrypoint; cloudtrain submit --name *: submit.J submit.c submit.cluster submit.cluster_name
+distributed.nproc_per_node: n; limits.max_duration: t time timeout max_run; --dry-run: dryrun
+cloudtrain submit *: entrypoint entry_point; resources.spot: spot_instances
+inputs.data: data input inputs volume mount; outputs.model: output_path; code.dir: workdir
+backend: cloud infra provider context
+cloudtrain submit --name *: submit.J submit.c submit.cluster submit.cluster_name
 -d: detach_run async background no_wait no_follow; --queue: r retry_until_up; --now: stop.force stop.f; -y: rm.force
 leave it out, machines live as long as the job: down rm autodown autostop i idle_minutes_to_autostop
 leave it out, `submit` follows the log: follow wait watch stream_logs it; --tail *: logs.lines logs.l
@@ -81,13 +85,15 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
         return template.replace("*", quote(value or ("NAME" if "--set" in known else "10")))
     if "--set" not in known:
         return ""
+    value += {"t": "m", "time": "m", "timeout": "s", "max_run": "s"}.get(name, "") * value.isdecimal()
     if name == "args" and "--file" in known:
         return f"cloudtrain {command} -- --epochs 10"
     keys = [key for key in template.split() if "." in key or key in _TYPED] or fields.keys_named(name)
     keys = keys or [key for key in [our_keys().get(name, "")] if key]
     if name in ("region", "zone", "location"):
         keys = [f"{each}.{key}" for each in BUILT_IN for key in traits(each).siblings if key in ("region", "location")]
-    is_own = all(key.startswith("training") for key in keys) if keys else not get_close_matches(option, known)
+    is_own = all(key.startswith("training") or name == "data" for key in keys)
+    is_own = is_own if keys else not get_close_matches(option, known)
     if is_own and "--file" in known and _is_of_script(argv):
         return join(["--", option, *filter(None, [value])])
     return " or ".join(_setting(key, value, known) for key in keys[:3])
@@ -107,8 +113,12 @@ def _setting(key: str, value: str, known: Collection[str]) -> str:
     if key in ("env", "env.NAME"):
         value = value if "=" in value else f"{value or 'NAME'}=VALUE"
         return f"--set {quote(f'env.{value}')}"
-    if key == "resources.accelerators" and value.isdecimal():
-        value = f"TYPE:{value}"
+    if key == "resources.accelerators":
+        value = re.sub(r"^(?:gpu:)?(\d+)$", r"TYPE:\1", value)
+    if key == "inputs.data" and re.match(r"\w+=", value):
+        key, value = f"inputs.{value.partition('=')[0]}", value.partition("=")[2]
+    if key == "secrets" and value:
+        value = f"[{value}]"
     if key == "backend":
         value = next((name for name in BUILT_IN if value in (name, *traits(name).aliases)), "")
     if not value and (field := fields.field_at(tuple(key.split(".")))):
