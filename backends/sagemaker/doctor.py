@@ -72,7 +72,7 @@ def _roles(access: AwsAccess) -> Check:
     pages = api.client(access, "iam").get_paginator("list_roles").paginate()
     found = [role["Arn"] for page in pages for role in page["Roles"] if _trusts(role["AssumeRolePolicyDocument"])]
     if not found:
-        return Check("roles", "fail", f"no role trusts {SERVICE}", "create one with AmazonSageMakerFullAccess")
+        return Check("roles", "fail", f"no role trusts {SERVICE}", "create one, as in docs/tutorials/sagemaker.md")
     more = f" and {len(found) - MAX_ROLES} more" if len(found) > MAX_ROLES else ""
     return Check("roles", "ok", f"can be sagemaker.role: {', '.join(found[:MAX_ROLES])}{more}")
 
@@ -83,7 +83,9 @@ def _role(access: AwsAccess, arn: str) -> Check:
         role = api.client(access, "iam").get_role(RoleName=name)["Role"]
     except Exception as error:
         if api.code_of(error) == "NoSuchEntity":
-            return Check("role", "fail", f"there is no role {name}", _roles(access).found)
+            others = _roles(access)
+            cure = "; ".join(filter(None, (others.found, others.cure)))
+            return Check("role", "fail", f"there is no role {name}", cure)
         if api.code_of(error) in ("AccessDenied", "AccessDeniedException"):
             return Check("role", "warn", f"{arn}, which your credentials may not read", "nothing, if it works")
         raise

@@ -408,6 +408,21 @@ def test_doctor_names_all_obstacles(doctor: Checks, account: Aws, folder: Path) 
     assert found["quota"] == ("fail", "1 instances of `ml.g5.xlarge for training job usage`, the job takes 2")
 
 
+def test_doctor_of_a_missing_role_says_how_to_make_a_role(cli: Any, account: Aws, folder: Path) -> None:
+    """In a new account no role trusts SageMaker; in another account the roles that do are named."""
+    (folder / "cloudtrain.yaml").write_text(CONFIG.replace("role/cloudtrain", "role/nobodys"))
+    (said,) = [each for each in _checks(cli, folder) if each["name"] == "role"]
+    assert (said["found"], said["cure"]) == ("there is no role nobodys", f"can be sagemaker.role: {ROLE}")
+    account.client("iam").delete_role(RoleName="cloudtrain")
+    (said,) = [each for each in _checks(cli, folder) if each["name"] == "role"]
+    assert said["cure"].endswith("create one, as in docs/tutorials/sagemaker.md")
+
+
+def _checks(cli: Any, folder: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = cli("doctor", "sagemaker", "--json", cwd=folder).json["sagemaker"]
+    return found
+
+
 def test_doctor_without_a_job_lists_the_roles(doctor: Checks, account: Aws, folder: Path) -> None:
     """The roles are for users who have not chosen a role yet."""
     (folder / "cloudtrain.yaml").unlink()
