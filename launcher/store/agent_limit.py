@@ -193,7 +193,8 @@ def _key(job: Job) -> str:
 
 def _typed(question: str, **options: Any) -> str:
     if not is_terminal():
-        raise CredentialError(f"{question}: the input is not a terminal", hint="the owner of the limit types the word")
+        hint = "the owner of the limit types the word, at a terminal"
+        raise CredentialError(f"{question}: the input is not a terminal", hint=hint)
     return str(click.prompt(question, hide_input=True, err=True, **options))
 
 
