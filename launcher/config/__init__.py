@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -270,6 +271,11 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
     if not steps:
         return value
     step, *rest = steps
+    if above in (("args",), ("resume_args",)) and isinstance(step, str) and node is not None and not rest:
+        with suppress(ValueError):  # text without a closing quote: the rules report it
+            words = yamlfile.from_data(shlex.split(node.value), node.place) if isinstance(node.value, str) else node
+            if isinstance(words.value, tuple):
+                return replace(words, value=_with_option(words.value, step if step[0] == "-" else f"--{step}", value))
     field = fields.field_at(above)
     into_list = isinstance(step, int) and (
         isinstance(node.value, tuple)
@@ -289,6 +295,16 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
     inner = _grafted(old.node if old else None, (*above, step), tuple(rest), value, place)
     members[name] = MappingEntry(place if not rest or old is None else old.place, inner)
     return YamlNode(members, node.place if node is not None and isinstance(node.value, dict) else place)
+
+
+def _with_option(words: tuple[YamlNode, ...], option: str, value: YamlNode) -> tuple[YamlNode, ...]:
+    """Return the words of `args` with an option's value in place of its old one: `true` is the option alone."""
+    at = next((index for index, word in enumerate(words) if word.text.partition("=")[0] == option), len(words))
+    has_next = words[at + 1 :] and "=" not in words[at].text and not re.match(r"-\D", words[at + 1].text)
+    values = value.value if isinstance(value.value, tuple) else () if value.value is True else (value,)
+    is_off = value.value is None or value.value is False or (value.plain and value.text in yamlfile.FALSE_OF_YAML_1_1)
+    new = () if is_off else (YamlNode(option, value.place, text=option), *values)
+    return (*words[:at], *new, *words[at + (2 if has_next else 1) :])
 
 
 def is_whole(overrides: Sequence[str]) -> bool:

@@ -174,6 +174,31 @@ def test_args_become_argv(load: Load, args: str, argv: tuple[str, ...]) -> None:
     assert (job.args, job.resume_args) == (argv, argv)
 
 
+@pytest.mark.parametrize(
+    ("setting", "argv"),
+    [
+        ("args.lr=1e-3", ("--lr", "1e-3", "--data=x", "-v", "1", "--all", "--k", "2")),
+        ("args.data=y", ("--lr", "-1", "--data", "y", "-v", "1", "--all", "--k", "2")),
+        ("args.-v=3", ("--lr", "-1", "--data=x", "-v", "3", "--all", "--k", "2")),
+        ("args.all=false", ("--lr", "-1", "--data=x", "-v", "1", "--k", "2")),
+        ("args.k=0", ("--lr", "-1", "--data=x", "-v", "1", "--all", "--k", "0")),
+        ("args.n=[1, 2]", ("--lr", "-1", "--data=x", "-v", "1", "--all", "--k", "2", "--n", "1", "2")),
+        ("args.f=true", ("--lr", "-1", "--data=x", "-v", "1", "--all", "--k", "2", "--f")),
+        ("args.z=off", ("--lr", "-1", "--data=x", "-v", "1", "--all", "--k", "2")),
+        ("args.2=--data=z", ("--lr", "-1", "--data=z", "-v", "1", "--all", "--k", "2")),
+        ("args=[]", ()),
+    ],
+)
+def test_setting_of_one_option_keeps_the_others(load: Load, setting: str, argv: tuple[str, ...]) -> None:
+    """`--set args.lr=1` changes one option of a list or a text too, and of a stored config, whose `args` are a list."""
+    words = "[--lr, -1, --data=x, -v, 1, --all, --k, 2]"
+    for args in (words, words[1:-1].replace(",", "") if "args.2" not in setting else words):
+        job = load(script(f"args: {args}"), setting)
+        assert job.args == argv
+    before = load(script(f"args: {words}")).model_dump(mode="json")
+    assert config.stored(before, overrides=[setting]).args == argv
+
+
 def test_args_as_text_are_split_like_a_shell(load: Load) -> None:
     """`args: --lr 0.1 --name "a b"` is a command line with the rank's numbers; an open quote is refused."""
     assert load(script("args: --lr 0.10 --name \"a b\" '$CLOUDTRAIN_OUTPUT_DIR'")).args == (
