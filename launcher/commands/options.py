@@ -289,7 +289,10 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             if file.exists() and config.written(file, ("args",), settings) is not None:
                 say(f"{file} is used, with these arguments in place of its `args`")
         if program is None and save:
-            raise UsageError("--save writes the config of a script", hint="cloudtrain submit train.py --save")
+            hint = (
+                f"write them under `args` in {file}" if words and file.exists() else "cloudtrain submit train.py --save"
+            )
+            raise UsageError("--save writes the config of a script", hint=hint)
         overrides = Overrides(file, backend, (*settings, *typed), price_micro)
         return command(overrides if program is None else _with_program(overrides, program, save=save), **rest)
 

@@ -164,6 +164,11 @@ def test_arguments_in_place_of_the_files_are_told(cli: Any, folder: Path, line: 
     (folder / "cloudtrain.yaml").write_text("name: t\nscript: train.py\nargs: [--data, x]\n")
     done = cli.ok("render", "--json", *line.split(), cwd=folder)
     assert f"cloudtrain.yaml is used, {said}\n" in done.stderr
+    if line == "-- --lr 1":
+        assert (
+            "hint: write them under `args` in cloudtrain.yaml"
+            in cli("plan", "--save", *line.split(), cwd=folder).stderr
+        )
     assert done.json["request"]["spec"]["run"]["args"] == ["--lr", "1"]
 
 
