@@ -239,7 +239,7 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
         if (other := variables_of.setdefault(name.upper(), name)) != name:
             message = f"`{other}` and `{name}` are one variable, CLOUDTRAIN_INPUT_{name.upper()}"
             yield Fault(message, f"inputs.{name}", entry.place, "give one of the two another name")
-        places = entry.node.value if isinstance(entry.node.value, dict) else {backend: None}
+        places = entry.node.value if isinstance(entry.node.value, dict) else {}
         unknown = [other for other in places if other not in BUILT_IN and other not in plugins()]
         for other in unknown:
             place = key_place(root, ("inputs", name, other))

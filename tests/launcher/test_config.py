@@ -334,6 +334,11 @@ def test_bad_project_is_reported_at_its_place(load: Load, name: str) -> None:
         assert fault.place.line == 3
 
 
+def test_unknown_backend_is_told_once(load: Load) -> None:
+    """An input that is one path for all backends has no place for the unknown backend."""
+    assert only_fault(load, script("backend: aws\ninputs: {text: ./data}")).key == "backend"
+
+
 @pytest.mark.parametrize("uri", PLACES)
 def test_checkpoint_addresses_are_accepted(load: Load, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every address that the trainer opens is accepted unchanged."""
