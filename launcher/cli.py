@@ -247,7 +247,10 @@ def _whole_number(error: click.ClickException) -> str:
 
 
 def _option(error: click.ClickException, argv: list[str]) -> str:
-    """Return what to type in place of an unknown option, with its value; else an empty text."""
+    """Return what to type in place of an unknown option, with its value, or of a script's words; else an empty text."""
+    script = next((word for word in argv if word.endswith(".py")), "")
+    if script and "unexpected extra argument" in error.message:
+        return f"arguments of the script stand behind `--`: {script} -- ARGS"
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     from .config.foreign_words import option_line

@@ -77,6 +77,7 @@ def test_each_foreign_option_leads_to_options_that_parse(command: str, tmp_path:
         ("submit -e A=b", "hint: --set env.A=b\n"),
         ("submit --time 12:30:00", "hint: --set limits.max_duration=12h30m\n"),
         ("submit --use-spot", "hint: --spot\n"),
+        ("submit train.py 3 out", "hint: arguments of the script stand behind `--`: train.py -- ARGS\n"),
         ("submit --max-run 3600", "hint: --set limits.max_duration=3600s\n"),
         ("submit --time 60", "hint: --set limits.max_duration=60m\n"),
         ("submit --gres gpu:8", "hint: --accelerators TYPE:8\n"),
