@@ -16,12 +16,12 @@ from ..errors import CloudtrainError, ConfigError, NoSuchJobError
 from ..jobs import adopt
 from ..store.registry import Registry
 from ..text.terminal import confirm, print_json, say
-from .options import DEFAULT_FILE, completes, examples, file_option, json_option, yes_option
+from .options import DEFAULT_FILE, backend_option, cli_command, file_option, json_option, yes_option
 
 
-@click.command("adopt", epilog=examples("cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p"))
+@cli_command("adopt", "cloudtrain adopt", "cloudtrain adopt --backend sagemaker digits-x4k2p")
 @click.argument("wanted", nargs=-1, metavar="[JOB]...")  # without completion: the registry does not know the names
-@click.option("--backend", metavar="NAME", shell_complete=completes("backends"), help="Ask only this backend.")
+@backend_option(metavar="NAME", help="Ask only this backend.")
 @file_option("Look where its jobs run.")
 @yes_option
 @json_option

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import click
-
 from ..jobs.queue import advance_queue
 from ..store.registry import Registry
 from ..text.terminal import say_each
-from .options import examples
+from .options import cli_command
 
 
-@click.command("advance", epilog=examples("cloudtrain advance"))
+@cli_command("advance", "cloudtrain advance")
 def command() -> int:
     """Send the queued jobs that now find machines; then return.
 

@@ -9,12 +9,12 @@ import click
 from cloudtrain.entrypoints.format import counted
 
 from ..text.terminal import print_json, print_lines, say
-from .options import job_argument, json_option
+from .options import job_argument, json_option, path_option
 
 
 @click.command("artifacts")
 @job_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The folder to copy to.  [default: JOB-output]")
+@path_option("-o", "--output", help="The folder to copy to.  [default: JOB-output]")
 @json_option
 def command(job: str, output: Path | None, as_json: bool) -> int:
     """Fetch a job's output folder; of a script also its checkpoint folder, with the files that `keep` names."""

@@ -12,12 +12,12 @@ from ..planning.search_spec import trial_config
 from ..store.registry import Registry
 from ..sweeps import overview
 from ..text.terminal import print_json, print_text, say
-from .options import examples, json_option
+from .options import cli_command, json_option, path_option
 
 
-@click.command("best", epilog=examples("cloudtrain best last", "cloudtrain best digits-x7k2p -o best.yaml"))
+@cli_command("best", "cloudtrain best last", "cloudtrain best digits-x7k2p -o best.yaml")
 @click.argument("sweep", default="last")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the config with the values here.")
+@path_option("-o", "--output", help="Write the config with the values here.")
 @json_option
 def command(sweep: str, output: Path | None, as_json: bool) -> int:
     """Show the best trial of a sweep: its metric and its values; `artifacts` has its weights.

@@ -14,26 +14,26 @@ from ..store.registry import Registry
 from ..text.charts import chart, signs_of
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines, print_text, say
-from .options import completes, examples, json_option
+from .options import cli_command, completes, flag, json_option, path_option
 from .report import seen
 
 MOST = 8  # the colours that a reader can distinguish
 CURVE_COLUMNS = 30
-_TYPED = (
+
+
+@cli_command(
+    "compare",
     "cloudtrain compare digits digits-lr",
     "cloudtrain compare digits digits-lr -o compared.html",
     "cloudtrain compare digits digits-lr --loss 0.5",
 )
-
-
-@click.command("compare", epilog=examples(*_TYPED))
 @click.argument("jobs", nargs=-1, metavar="JOB JOB...", shell_complete=completes("jobs"))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write a page with all curves to this file.")
+@path_option("-o", "--output", help="Write a page with all curves to this file.")
 @click.option(
     "--loss", type=float, help="The smoothed loss at which to compare costs.  [default: the lowest that all reached]"
 )
-@click.option("--open", "opens", is_flag=True, help="Show the page in the browser; needs -o.")
-@click.option("--force", is_flag=True, help="Replace a file that is not a cloudtrain report without asking.")
+@flag("--open", "opens", help="Show the page in the browser; needs -o.")
+@flag("--force", help="Replace a file that is not a cloudtrain report without asking.")
 @json_option
 def command(
     jobs: tuple[str, ...], output: Path | None, loss: float | None, opens: bool, force: bool, as_json: bool

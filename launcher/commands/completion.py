@@ -11,6 +11,7 @@ import click
 from ..completion import SHELLS, installed_at
 from ..errors import UsageError
 from ..text.terminal import print_lines, say
+from .options import flag
 
 
 @click.command(
@@ -19,7 +20,7 @@ from ..text.terminal import print_lines, say
     "`cloudtrain completion fish | source`.",
 )
 @click.argument("shell", type=click.Choice(SHELLS), required=False)
-@click.option("--install", is_flag=True, help="Write it to where the shell looks for it, and say where that is.")
+@flag("--install", help="Write it to where the shell looks for it, and say where that is.")
 def command(shell: str | None, install: bool) -> None:
     """Print a shell's completion script, or install it; the shell is $SHELL's where none is named.
 

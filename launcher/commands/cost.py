@@ -15,18 +15,18 @@ from ..money import bill, period
 from ..store.registry import Registry
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say, say_each
-from .options import completes, examples, json_option
+from .options import cli_command, completes, flag, json_option
 
 if TYPE_CHECKING:
     from ..sweeps.costs import SweepCost
 
 
-@click.command("cost", epilog=examples("cloudtrain cost last", "cloudtrain cost --month 2026-11 --by tag:team"))
+@cli_command("cost", "cloudtrain cost last", "cloudtrain cost --month 2026-11 --by tag:team")
 @click.argument("job", required=False, shell_complete=completes("jobs"))
 @click.option("--month", metavar="YYYY-MM", help="A calendar month, in UTC; the present one by default.")
 @click.option("--since", metavar="WHEN", help="From then on: a day such as `2026-11-03`, or so long ago, `7d`.")
 @click.option("--by", metavar="WORD", help="Sums by `tag:NAME`, `project`, `backend` or `name`.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print a table for spreadsheets.")
+@flag("--csv", "as_csv", help="Print a table for spreadsheets.")
 @json_option
 def command(job: str | None, month: str | None, since: str | None, by: str | None, as_csv: bool, as_json: bool) -> None:
     """Show what a job has cost, planned against metered against billed; without JOB, what all have in a month.

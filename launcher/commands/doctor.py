@@ -31,7 +31,7 @@ from ..errors import CloudtrainError, ConfigError, UsageError
 from ..store.database import FAULTS, words_of
 from ..store.home import where
 from ..text.terminal import print_json, print_text, say
-from .options import DEFAULT_FILE, completes, examples, file_option, json_option
+from .options import DEFAULT_FILE, backend_option, cli_command, completes, file_option, json_option
 
 HERE = "cloudtrain"  # the heading of the checks of this installation
 FREE_GB, LEAST_FREE_GB = 5.0, 0.1  # warn: checkpoints may not fit; fail: no file fits
@@ -42,9 +42,9 @@ _AGAIN = re.compile(r"^cannot look( at the [\w ]+)?: ")  # the name and verdict 
 Ask = Callable[[], list[Check]]
 
 
-@click.command("doctor", epilog=examples("cloudtrain doctor", "cloudtrain doctor sagemaker", "cloudtrain doctor all"))
+@cli_command("doctor", "cloudtrain doctor", "cloudtrain doctor sagemaker", "cloudtrain doctor all")
 @click.argument("backend", required=False, shell_complete=completes("backends"))
-@click.option("--backend", "named", metavar="NAME", shell_complete=completes("backends"), help="As BACKEND.")
+@backend_option("named", metavar="NAME", help="As BACKEND.")
 @file_option("Look at this job.")
 @json_option
 def command(backend: str | None, named: str | None, file: Path | None, as_json: bool) -> int:

@@ -7,24 +7,16 @@ from dataclasses import replace
 import click
 
 from ..text.terminal import print_json, print_lines, say, say_each
-from .options import WholeNumber, completes, examples, json_option, named_job_argument, set_option, yes_option
+from .options import backend_option, cli_command, count_option, flag, json_option, required_job, set_option, yes_option
 
 
-@click.command(
-    "evaluate",
-    epilog=examples("cloudtrain evaluate digits", "cloudtrain evaluate digits --checkpoint step-200 --split test"),
-)
-@named_job_argument
+@cli_command("evaluate", "cloudtrain evaluate digits", "cloudtrain evaluate digits --checkpoint step-200 --split test")
+@required_job
 @click.option("--checkpoint", metavar="NAME", help="best, last or step-N.  [default: the best if kept, else the last]")
 @click.option("--split", default="test", show_default=True, help="The split: `dataset(params, split)` of the task.")
-@click.option(
-    "--backend",
-    metavar="NAME",
-    shell_complete=completes("backends"),
-    help="Where; only a backend that reads the job's checkpoints.",
-)
-@click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Machines.  [default: 1, or a sharded job's]")
-@click.option("--update-code", is_flag=True, help="Take the code folder as it is now, not the job's code.")
+@backend_option(metavar="NAME", help="Where; only a backend that reads the job's checkpoints.")
+@count_option("--instances", metavar="N", help="Machines.  [default: 1, or a sharded job's]")
+@flag("--update-code", help="Take the code folder as it is now, not the job's code.")
 @set_option
 @yes_option
 @json_option

@@ -8,11 +8,11 @@ import sys
 import click
 
 from ..errors import UsageError
-from .options import WholeNumber, named_job_argument
+from .options import WholeNumber, required_job
 
 
 @click.command("exec", context_settings={"ignore_unknown_options": True})
-@named_job_argument
+@required_job
 @click.option("--node", default=0, show_default=True, type=WholeNumber(min=0), help="Which of the job's machines.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(job: str, node: int, argv: tuple[str, ...]) -> int:

@@ -11,7 +11,7 @@ import click
 
 from ..errors import UsageError
 from ..text.tables import width as terminal_width
-from .options import completes, examples, json_option
+from .options import cli_command, completes, json_option
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -20,7 +20,7 @@ _MOST = 100  # columns; longer lines are hard to read
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false"}
 
 
-@click.command("explain", epilog=examples("cloudtrain explain training", "cloudtrain explain checkpoint.every"))
+@cli_command("explain", "cloudtrain explain training", "cloudtrain explain checkpoint.every")
 @click.argument("path", default="", shell_complete=completes("keys"))
 @json_option
 def command(path: str, as_json: bool) -> None:

@@ -15,32 +15,30 @@ from ..backend_table import SERVING
 from ..errors import UsageError
 from ..job import Job
 from ..text.terminal import print_json, print_lines, say, say_each
-from .options import completes, examples, json_option
+from .options import cli_command, completes, flag, json_option, path_option
 
 _FORMS = "safetensors,pt2"
-_EPILOG = examples(
+
+
+@cli_command(
+    "export",
     "cloudtrain export last",
     "cloudtrain export digits -o digits-v2 --form safetensors,pt2,onnx",
     "cloudtrain export digits --checkpoint step-200 --sign ~/.ssh/id_ed25519",
     "cloudtrain export digits --for sagemaker --machine ml.g5.xlarge",
 )
-
-
-@click.command("export", epilog=_EPILOG)
 @click.argument("job", default="last", shell_complete=completes("jobs"))
 @click.option(
     "--checkpoint", "choice", metavar="WHICH", help="best, last or step-N.  [default: best if kept, else last]"
 )
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), help="The folder to write.  [default: JOB-model, or JOB-VENDOR]"
-)
+@path_option("-o", "--output", help="The folder to write.  [default: JOB-model, or JOB-VENDOR]")
 @click.option("--name", metavar="NAME", help="The model's name.  [default: the job's name, or the folder's]")
 @click.option("--form", "forms", help="Forms: safetensors, pt2, onnx, huggingface.  [default: safetensors,pt2]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An input of the job, on this machine.")
 @click.option("--for", "vendor", metavar="VENDOR", help=f"Add what its tools take: {SERVING}.")
 @click.option("--machine", metavar="TYPE", help="With --for: the endpoint's machine.  [default: 4 cores, no GPU]")
-@click.option("--sign", "key", type=click.Path(path_type=Path), help="Sign the checksums with this ssh key.")
-@click.option("--unchecked", is_flag=True, help="Write the folder without a check, and record that.")
+@path_option("--sign", "key", help="Sign the checksums with this ssh key.")
+@flag("--unchecked", help="Write the folder without a check, and record that.")
 @json_option
 def command(
     job: str,

@@ -15,14 +15,14 @@ from ..errors import ConfigError
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines
 from ..text.units import clock, format_duration, size
-from .options import DEFAULT_FILE, json_option
+from .options import DEFAULT_FILE, flag, json_option, path_option
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 
 @click.command("hosts")
-@click.option("-f", "--file", default=DEFAULT_FILE, type=click.Path(path_type=Path), show_default=True)
-@click.option("--disk", is_flag=True, help="Show what cloudtrain holds in each machine's work folder instead.")
+@path_option("-f", "--file", default=DEFAULT_FILE, show_default=True)
+@flag("--disk", help="Show what cloudtrain holds in each machine's work folder instead.")
 @json_option
 def command(file: Path, disk: bool, as_json: bool) -> int:
     """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, other processes, and jobs in line.

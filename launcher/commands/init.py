@@ -12,7 +12,7 @@ import click
 from ..backend_table import BUILT_IN
 from ..errors import UsageError
 from ..job import name_of
-from .options import DEFAULT_FILE, completes
+from .options import DEFAULT_FILE, PATH, backend_option, flag
 
 KINDS = ("task", "script")
 _BLOCKS = files("cloudtrain.templates") / "starters" / "backends"
@@ -32,20 +32,14 @@ NEXT = {
 
 
 @click.command("init")
-@click.argument("folder", metavar="[DIR|SCRIPT]", type=click.Path(path_type=Path), default=".")
+@click.argument("folder", metavar="[DIR|SCRIPT]", type=PATH, default=".")
 @click.option(
     "--kind", type=click.Choice(KINDS), default="task", show_default=True,
     help="task: three functions for the shared trainer; script: a torchrun script of your own.",
 )  # fmt: skip
-@click.option(
-    "--backend", type=click.Choice(BACKENDS), shell_complete=completes("backends"),
-    help="Where it runs: write that block with the keys that it needs.",
-)  # fmt: skip
-@click.option(
-    "--force", is_flag=True,
-    help="Overwrite files that exist, a train.py of your own too; of each a copy stays, FILE.before-init.",
-)  # fmt: skip
-@click.option("--skill", is_flag=True, help="Write only the skill for coding agents.")
+@backend_option(type=click.Choice(BACKENDS), help="Where it runs: write that block with the keys that it needs.")
+@flag("--force", help="Overwrite files that exist, a train.py of your own too; of each a copy stays, FILE.before-init.")
+@flag("--skill", help="Write only the skill for coding agents.")
 def command(folder: Path, kind: str, backend: str | None, force: bool, skill: bool) -> None:
     """Write a small project that trains as it is, on this machine, in seconds.
 

@@ -16,7 +16,7 @@ from ..store.registry import Registry
 from ..text.tables import hidden, table, width
 from ..text.terminal import json_line, print_lines, say, say_each, when, write
 from ..text.units import as_usd
-from .options import WholeNumber, duration_s, examples, json_option
+from .options import cli_command, count_option, duration_s, flag, json_option
 
 Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells
 SHOWN = 20
@@ -26,17 +26,15 @@ CUT = {"PROGRESS": 8}
 DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow terminal, in this order
 
 
-@click.command(
+@cli_command(
     "list",
-    epilog=examples(
-        "cloudtrain list --active",
-        "cloudtrain list --state failed --since 7d",
-        "cloudtrain list --tag team=vision --json",
-    ),
+    "cloudtrain list --active",
+    "cloudtrain list --state failed --since 7d",
+    "cloudtrain list --tag team=vision --json",
 )
-@click.option("--active", is_flag=True, help="Only jobs that may still be running.")
-@click.option("--all", "everything", is_flag=True, help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
-@click.option("-n", "--limit", type=WholeNumber(min=1), help="How many.")
+@flag("--active", help="Only jobs that may still be running.")
+@flag("--all", "everything", help=f"All jobs, not the newest {SHOWN}; with old unsent ones.")
+@count_option("-n", "--limit", help="How many.")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
 )

@@ -15,7 +15,7 @@ from ..logs.view import View, parse_ranks
 from ..store.registry import Registry
 from ..store.tries import with_machines
 from ..text.terminal import say
-from .options import WholeNumber, completes, duration_s, examples, job_argument, json_option
+from .options import WholeNumber, cli_command, completes, duration_s, flag, job_argument, json_option
 
 
 def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -27,16 +27,14 @@ def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> i
     raise click.BadParameter(f"`{value}` is neither a number from 1 up nor `{ALL}`", ctx, param)
 
 
-@click.command(
+@cli_command(
     "logs",
-    epilog=examples(
-        "cloudtrain logs -f last",
-        "cloudtrain logs digits --rank 0,3-5 --since 10m",
-        "cloudtrain logs digits --grep 'nan|error' --attempt all",
-    ),
+    "cloudtrain logs -f last",
+    "cloudtrain logs digits --rank 0,3-5 --since 10m",
+    "cloudtrain logs digits --grep 'nan|error' --attempt all",
 )
 @job_argument
-@click.option("-f", "--follow", "following", is_flag=True, help="Go on until the job ends; the exit code is the job's.")
+@flag("-f", "--follow", "following", help="Go on until the job ends; the exit code is the job's.")
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these ranks: `0` or `0,3-5`.")
 @click.option("--node", type=WholeNumber(min=0), help="Only this node.")
 @click.option("-n", "--tail", type=WholeNumber(min=0), help="Only the last lines.")
@@ -47,8 +45,8 @@ def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> i
     metavar="DURATION",
     help="How long a line waits for earlier ones of other nodes: `5s`; by default as long as the backend needs.",
 )
-@click.option("--timestamps", is_flag=True, help="The time before each line.")
-@click.option("--raw", is_flag=True, help="Lines as they were written, event tails included.")
+@flag("--timestamps", help="The time before each line.")
+@flag("--raw", help="Lines as they were written, event tails included.")
 @click.option(
     "--attempt",
     metavar="N|all",

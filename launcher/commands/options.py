@@ -57,8 +57,24 @@ class _ConfigCommand(click.Command):
         return super().parse_args(ctx, args)
 
 
-config_command = functools.partial(click.command, cls=_ConfigCommand)  # of a command with `config_options`
 F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
+flag = functools.partial(click.option, is_flag=True)
+path_option = functools.partial(click.option, type=PATH)
+count_option = functools.partial(click.option, type=WholeNumber(min=1))
+
+
+def examples(*lines: str) -> str:
+    """Return a command's epilog: examples to type."""
+    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def cli_command(name: str, *typed: str, cls: type[click.Command] = click.Command) -> Callable[..., click.Command]:
+    """Return the decorator of a command, whose help ends with examples to type."""
+    return click.command(name, cls=cls, epilog=examples(*typed) if typed else None)
+
+
+config_command = functools.partial(cli_command, cls=_ConfigCommand)  # of a command with `config_options`
 
 
 def reads(what: str) -> Callable[[click.Context, click.Parameter, str | None], int | None]:
@@ -104,7 +120,8 @@ price_option = click.option(
     callback=reads("parse_money"),
     help="What one instance costs an hour, in place of the price list.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+json_option = flag("--json", "as_json", help="Print JSON instead of text.")
+backend_option = functools.partial(click.option, "--backend", shell_complete=completes("backends"))
 set_option = click.option(
     "--set",
     "settings",
@@ -114,22 +131,15 @@ set_option = click.option(
     help="Override a key; the value is YAML; repeatable.",
 )
 job_argument = click.argument("job", default="last", shell_complete=completes("jobs"))  # by default the newest job
-named_job_argument = click.argument("job", shell_complete=completes("jobs"))
-yes_option = click.option("-y", "--yes", is_flag=True, help="Answer every question with yes.")
-everywhere_option = click.option(
-    "--everywhere", is_flag=True, help="Remove the jobs' own folders on hosts and in buckets, too."
-)
-
-
-def examples(*lines: str) -> str:
-    """Return a command's epilog: examples to type."""
-    return "Examples:\n\n\b\n" + "\n".join(f"  {line}" for line in lines)
+required_job = click.argument("job", shell_complete=completes("jobs"))
+yes_option = flag("-y", "--yes", help="Answer every question with yes.")
+everywhere_option = flag("--everywhere", help="Remove the jobs' own folders on hosts and in buckets, too.")
 
 
 def file_option(use: str) -> Callable[[F], F]:
     """Return the option -f of a command that needs no config file; `use` says how the file is used."""
     help_text = f"{use}  [default: {DEFAULT_FILE}, if there]"
-    return click.option("-f", "--file", type=click.Path(path_type=Path), help=help_text)
+    return path_option("-f", "--file", help=help_text)
 
 
 def price_setting(backend: str, price_micro: int) -> str:
@@ -370,22 +380,15 @@ def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Over
 
 
 _CONFIG_OPTIONS = (
-    click.argument("given", required=False, metavar="[FILE|SCRIPT]", type=click.Path(path_type=Path)),
-    click.option(
-        "-f",
-        "--file",
-        default=DEFAULT_FILE,
-        type=click.Path(path_type=Path),
-        show_default=True,
-        help="The config file, as FILE does.",
-    ),
+    click.argument("given", required=False, metavar="[FILE|SCRIPT]", type=PATH),
+    path_option("-f", "--file", default=DEFAULT_FILE, show_default=True, help="The config file, as FILE does."),
     click.option(
         "--backend",
         metavar="NAME",
         shell_complete=completes("backends_and_all"),
         help="Override backend. Several: names with commas, `all` that the file has, or `cheapest`.",
     ),
-    click.option("--instances", type=WholeNumber(min=1), metavar="N", help="Override resources.instances."),
+    count_option("--instances", metavar="N", help="Override resources.instances."),
     click.option("--accelerators", metavar="TYPE:N", help="Override resources.accelerators, as in A100:8."),
     click.option("--instance-type", metavar="NAME", help="Override resources.instance_type."),
     click.option("--spot/--no-spot", default=None, help="Override resources.spot."),
@@ -398,5 +401,5 @@ _CONFIG_OPTIONS = (
         callback=reads("parse_money"),
         help="Most the job may cost, all attempts together: budget.limit.",
     ),
-    click.option("--save", is_flag=True, help=f"Of a SCRIPT without a file: write its config as {DEFAULT_FILE}."),
+    flag("--save", help=f"Of a SCRIPT without a file: write its config as {DEFAULT_FILE}."),
 )

@@ -5,29 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from ..advice.preparing import prepare
 from ..errors import ConfigError, Fault
 from ..text import visible
 from ..text.tables import width, wrapped
 from ..text.terminal import print_json, print_lines, print_text, say
-from .options import Overrides, config_command, config_options, examples, json_option
+from .options import Overrides, config_command, config_options, flag, json_option
 
 if TYPE_CHECKING:
     from ..jobs.compare import BackendOffer
 
 
-@config_command(
-    "plan", epilog=examples("cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8")
-)
+@config_command("plan", "cloudtrain plan --backend all", "cloudtrain plan --backend vertex --accelerators A100:8")
 @config_options
-@click.option(
-    "--no-code",
-    "without_code",
-    is_flag=True,
-    help="Run no code of the task here: no memory, no comparison with a parent.",
-)
+@flag("--no-code", "without_code", help="Run no code of the task here: no memory, no comparison with a parent.")
 @json_option
 def command(overrides: Overrides, without_code: bool, as_json: bool) -> int:
     """Show ranks, batch split, time limit and price; sends nothing.

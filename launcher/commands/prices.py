@@ -18,7 +18,7 @@ from ..prices.listing import PriceLine, PriceQuery, lines, why_none
 from ..prices.refreshing import Change, priced
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say
-from .options import DEFAULT_FILE, completes, file_option, json_option
+from .options import DEFAULT_FILE, backend_option, file_option, flag, json_option
 
 PLAIN = ("BACKEND", "TYPE", "HAS", "REGION", "HOW", "USD/H", "AT MOST", "AGE")
 HEAD = ("COUNTED", "PER GPU", "TYPE", "HAS", "REGION", "HOW", "LISTED", "AGE", "OFF BY", "ORIGIN", "AS OF", "BACKEND")
@@ -29,7 +29,7 @@ PERCENT = 0.0005  # a share; a smaller difference is no change of the price
 
 
 @click.group("prices", invoke_without_command=True)
-@click.option("--backend", shell_complete=completes("backends"), help="Only of this backend.")
+@backend_option(help="Only of this backend.")
 @click.option(
     "--accelerators", "--accelerator", "accelerator", help="Of machines with these: A100:8, or A100 in any number."
 )
@@ -37,9 +37,9 @@ PERCENT = 0.0005  # a share; a smaller difference is no change of the price
 @click.option("--type", "instance_type", help="Only of this machine type.")
 @click.option("--spot/--on-demand", "is_spot", default=None, help="Only spot prices, or only prices on demand.")
 @file_option("Of its machines.")
-@click.option("--all", "is_all", is_flag=True, help="Of all machines, not only the config's.")
-@click.option("--wide", is_flag=True, help="Show all columns: one GPU's price, what it is off by, origin, day.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead of text.")
+@flag("--all", "is_all", help="Of all machines, not only the config's.")
+@flag("--wide", help="Show all columns: one GPU's price, what it is off by, origin, day.")
+@flag("--csv", "as_csv", help="Print CSV instead of text.")
 @json_option
 @click.pass_context
 def command(
@@ -163,7 +163,7 @@ def _csv(found: list[PriceLine]) -> list[str]:
 
 @command.command("refresh")
 @file_option("Of its backends.")
-@click.option("--backend", shell_complete=completes("backends"), help="Only of this backend.")
+@backend_option(help="Only of this backend.")
 @click.option("--region", "regions", multiple=True, help="In this region, not the config's or the environment's.")
 @click.option("--type", "types", multiple=True, help="Of this machine type, with GPUs or without; repeatable.")
 @json_option

@@ -11,11 +11,11 @@ from cloudtrain.entrypoints.format import counted
 from ..errors import UsageError
 from ..store.registry import Registry
 from ..text.terminal import confirm, say_each
-from .options import duration_s, everywhere_option, examples, json_option, yes_option
+from .options import cli_command, duration_s, everywhere_option, json_option, yes_option
 from .rm import removed
 
 
-@click.command("prune", epilog=examples("cloudtrain prune --older 30d"))
+@cli_command("prune", "cloudtrain prune --older 30d")
 @click.option("--older", metavar="DURATION", help="Remove jobs that ended longer ago: `30d`.  [required]")
 @everywhere_option
 @yes_option

@@ -9,25 +9,23 @@ import click
 
 from ..errors import UsageError
 from ..text.terminal import print_json, print_lines
-from .options import DEFAULT_FILE, examples, json_option
+from .options import DEFAULT_FILE, cli_command, flag, json_option, path_option
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 
-@click.command(
+@cli_command(
     "push",
-    epilog=examples(
-        "cloudtrain push digits-model gpu1,gpu2:/srv/models/digits",
-        "cloudtrain push digits-model s3://my-bucket/models/digits",
-        "cloudtrain push --back gpu1,gpu2:/srv/models/digits",
-    ),
+    "cloudtrain push digits-model gpu1,gpu2:/srv/models/digits",
+    "cloudtrain push digits-model s3://my-bucket/models/digits",
+    "cloudtrain push --back gpu1,gpu2:/srv/models/digits",
 )
 @click.argument("words", nargs=-1, required=True, metavar="[DIR] PLACE")
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="The config with the settings of the hosts.")
+@path_option("-f", "--file", help="The config with the settings of the hosts.")
 @click.option("--name", help="The model's name at the place.  [default: the model's own]")
-@click.option("--replace", "replaces", is_flag=True, help="Also replace a model with a different name.")
-@click.option("--back", "goes_back", is_flag=True, help="Return to the version before the current one.")
+@flag("--replace", "replaces", help="Also replace a model with a different name.")
+@flag("--back", "goes_back", help="Return to the version before the current one.")
 @json_option
 def command(
     words: tuple[str, ...], file: Path | None, name: str | None, replaces: bool, goes_back: bool, as_json: bool

@@ -16,7 +16,7 @@ from ..errors import CloudtrainError, UsageError
 from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
 from ..text import addresses
 from ..text.terminal import print_json, print_text, say
-from .options import Overrides, WholeNumber, config_command, config_options, examples, json_option, reads
+from .options import Overrides, config_command, config_options, count_option, flag, json_option, reads
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -39,23 +39,14 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
 
 
 @config_command(
-    "rehearse",
-    epilog=examples(
-        "cloudtrain rehearse --preempt-at 20", "cloudtrain rehearse --backend sagemaker --steps 3 --nproc 1"
-    ),
+    "rehearse", "cloudtrain rehearse --preempt-at 20", "cloudtrain rehearse --backend sagemaker --steps 3 --nproc 1"
 )
 @config_options
-@click.option("--steps", type=WholeNumber(min=1), default=5, show_default=True, help="How many steps to run.")
-@click.option("--preempt-at", type=WholeNumber(min=1), metavar="STEP", help="Interrupt it there; prove the resume.")
-@click.option(
-    "--kill", "kills", is_flag=True, help="With --preempt-at: kill it without a notice, as if the machine were lost."
-)
-@click.option("--nodes", type=WholeNumber(min=1), default=2, show_default=True, help="At most so many of its nodes.")
-@click.option(
-    "--nproc",
-    type=WholeNumber(min=1),
-    help="At most so many ranks a node.  [default: as many as this machine supports]",
-)
+@count_option("--steps", default=5, show_default=True, help="How many steps to run.")
+@count_option("--preempt-at", metavar="STEP", help="Interrupt it there; prove the resume.")
+@flag("--kill", "kills", help="With --preempt-at: kill it without a notice, as if the machine were lost.")
+@count_option("--nodes", default=2, show_default=True, help="At most so many of its nodes.")
+@count_option("--nproc", help="At most so many ranks a node.  [default: as many as this machine supports]")
 @click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", callback=_inputs, help="Give it this input.")
 @click.option(
     "--tolerance",
@@ -75,7 +66,7 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
     show_default=True,
     help="For each start.",
 )
-@click.option("--keep", "keeps", is_flag=True, help="Keep the folder with all logs.")
+@flag("--keep", "keeps", help="Keep the folder with all logs.")
 @json_option
 def command(
     overrides: Overrides,

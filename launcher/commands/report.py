@@ -6,20 +6,18 @@ import time
 from functools import partial
 from pathlib import Path
 
-import click
-
 from ..errors import CloudtrainError
 from ..job import Job
 from ..store.registry import Registry
 from ..text.terminal import print_json, print_lines, say
-from .options import examples, job_argument, json_option
+from .options import cli_command, flag, job_argument, json_option, path_option
 
 
-@click.command("report", epilog=examples("cloudtrain report last --open", "cloudtrain report digits -o digits.html"))
+@cli_command("report", "cloudtrain report last --open", "cloudtrain report digits -o digits.html")
 @job_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write.  [default: JOB.html]")
-@click.option("--open", "opens", is_flag=True, help="Show it in the browser.")
-@click.option("--force", is_flag=True, help="Replace a file that is not a cloudtrain report without asking.")
+@path_option("-o", "--output", help="The file to write.  [default: JOB.html]")
+@flag("--open", "opens", help="Show it in the browser.")
+@flag("--force", help="Replace a file that is not a cloudtrain report without asking.")
 @json_option
 def command(job: str, output: Path | None, opens: bool, force: bool, as_json: bool) -> None:
     """Write a job's report: curves, attempts, costs, code, environment, in a single file without network requests.

@@ -17,13 +17,14 @@ from ..store.registry import Registry
 from ..text.terminal import confirm, is_terminal, print_json, say, say_each
 from ..text.units import format_money
 from .options import (
-    WholeNumber,
-    examples,
+    cli_command,
+    count_option,
+    flag,
     json_option,
-    named_job_argument,
     price_option,
     price_setting,
     require_one_budget,
+    required_job,
     set_option,
     yes_option,
 )
@@ -32,27 +33,25 @@ if TYPE_CHECKING:
     from ..planning.prepare import Prepared
 
 
-@click.command(
+@cli_command(
     "resume",
-    epilog=examples(
-        "cloudtrain resume last",
-        "cloudtrain resume digits --update-code --instances 4",
-        "cloudtrain resume digits --budget +50USD",
-        "cloudtrain resume digits-x7k2p --trials +40 --budget +50USD",
-    ),
+    "cloudtrain resume last",
+    "cloudtrain resume digits --update-code --instances 4",
+    "cloudtrain resume digits --budget +50USD",
+    "cloudtrain resume digits-x7k2p --trials +40 --budget +50USD",
 )
-@named_job_argument
-@click.option("--instances", type=WholeNumber(min=1), help="Continue with another number of instances.")
+@required_job
+@count_option("--instances", help="Continue with another number of instances.")
 @click.option("--backend", "asked", hidden=True)  # answered, not obeyed: a job stays on its backend
 @set_option
 @click.option("--trials", metavar="[+]N", help="Of a sweep: add +40 trials, or set their number to 67.")
 @click.option("--budget", metavar="[+]USD", help="Raise the budget by +50USD, or set it to 200USD.")
 @price_option
-@click.option("--update-code", is_flag=True, help="Use the present code folder, not the submitted code.")
-@click.option("--update-config", is_flag=True, help="Use the present config file, not the submitted config.")
-@click.option("--from-older", is_flag=True, help="Start from an older step if the newest save cannot be reached.")
-@click.option("--dry-run", is_flag=True, help="Print the request of the next attempt and the plan; send nothing.")
-@click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
+@flag("--update-code", help="Use the present code folder, not the submitted code.")
+@flag("--update-config", help="Use the present config file, not the submitted config.")
+@flag("--from-older", help="Start from an older step if the newest save cannot be reached.")
+@flag("--dry-run", help="Print the request of the next attempt and the plan; send nothing.")
+@flag("-d", "--detach", help="Return once the job is sent; else follow it.")
 @yes_option
 @json_option
 def command(

@@ -14,10 +14,10 @@ from ..job import Job
 from ..store.registry import Registry
 from ..text.terminal import confirm, print_json, say, say_each
 from ..text.units import size
-from .options import completes, everywhere_option, examples, json_option, yes_option
+from .options import cli_command, completes, everywhere_option, json_option, yes_option
 
 
-@click.command("rm", epilog=examples("cloudtrain rm digits-x4k2p", "cloudtrain rm -y one two"))
+@cli_command("rm", "cloudtrain rm digits-x4k2p", "cloudtrain rm -y one two")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=completes("jobs"))
 @everywhere_option
 @yes_option

@@ -10,26 +10,19 @@ from pathlib import Path
 import click
 
 from ..errors import UsageError
-from .options import WholeNumber, examples
+from .options import PATH, WholeNumber, cli_command, count_option
 
-_EPILOG = examples(
-    "cloudtrain serve digits-model",
-    "curl -d '{\"instances\": [...]}' http://127.0.0.1:8080/invocations",
+
+@cli_command(
+    "serve", "cloudtrain serve digits-model", "curl -d '{\"instances\": [...]}' http://127.0.0.1:8080/invocations"
 )
-
-
-@click.command("serve", epilog=_EPILOG)
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH)
 @click.option("--port", type=WholeNumber(0, 65535), default=8080, show_default=True, help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0 answers other machines too.")
-@click.option("--max-body", type=WholeNumber(min=1), default=8_000_000, show_default=True, help="Bytes of a request.")
-@click.option(
-    "--max-concurrency", type=WholeNumber(min=1), default=32, show_default=True, help="More requests get a 503."
-)
-@click.option(
-    "--batch", type=WholeNumber(min=1), default=32, show_default=True, help="Samples of one call of the model."
-)
-@click.option("--threads", type=WholeNumber(min=1), help="Threads of torch.  [default: torch's]")
+@count_option("--max-body", default=8_000_000, show_default=True, help="Bytes of a request.")
+@count_option("--max-concurrency", default=32, show_default=True, help="More requests get a 503.")
+@count_option("--batch", default=32, show_default=True, help="Samples of one call of the model.")
+@count_option("--threads", help="Threads of torch.  [default: torch's]")
 def command(
     folder: Path, port: int, host: str, max_body: int, max_concurrency: int, batch: int, threads: int | None
 ) -> None:

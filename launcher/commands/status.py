@@ -9,12 +9,12 @@ from ..job import Job
 from ..store.registry import Registry
 from ..text.tables import size
 from ..text.terminal import print_json, print_lines, say
-from .options import completes, examples, json_option
+from .options import cli_command, completes, json_option
 
 PATIENCE_S = 60.0  # longer than in `list`: after the end of a job a cloud may need half a minute to answer
 
 
-@click.command("status", epilog=examples("cloudtrain status last", "cloudtrain status digits --json"))
+@cli_command("status", "cloudtrain status last", "cloudtrain status digits --json")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
 @json_option
 def command(jobs: tuple[str, ...], as_json: bool) -> None:

@@ -10,7 +10,7 @@ from ..errors import CloudtrainError, UnreachableError
 from ..job import Job
 from ..store.registry import Registry
 from ..text.terminal import confirm, say, say_each, when
-from .options import completes, json_option, yes_option
+from .options import completes, flag, json_option, yes_option
 
 if TYPE_CHECKING:
     from ..jobs.stopping import StopResult
@@ -20,9 +20,9 @@ PATIENCE_S = 5.0  # before an explanation of the wait
 
 @click.command("stop")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
-@click.option("--now", is_flag=True, help="Kill at once, without saving; goes on from the last checkpoint.")
-@click.option("-d", "--detach", is_flag=True, help="Ask, and return; else wait until it has stopped.")
-@click.option("--forget", is_flag=True, help="Give up a job whose backend does not answer, and free its money.")
+@flag("--now", help="Kill at once, without saving; goes on from the last checkpoint.")
+@flag("-d", "--detach", help="Ask, and return; else wait until it has stopped.")
+@flag("--forget", help="Give up a job whose backend does not answer, and free its money.")
 @yes_option
 @json_option
 def command(jobs: tuple[str, ...], now: bool, detach: bool, forget: bool, yes: bool, as_json: bool) -> int:

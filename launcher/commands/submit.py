@@ -18,7 +18,7 @@ from ..job import require_name
 from ..jobs.approval import approved, require_allowed
 from ..text.tables import labelled, width
 from ..text.terminal import print_json, say, say_each
-from .options import Overrides, config_command, config_options, examples, json_option, yes_option
+from .options import Overrides, config_command, config_options, flag, json_option, path_option, yes_option
 
 if TYPE_CHECKING:
     from ..backend import Request
@@ -30,31 +30,26 @@ if TYPE_CHECKING:
 
 @config_command(
     "submit",
-    epilog=examples(
-        "cloudtrain submit job.yaml -- --lr 0.1",
-        "cloudtrain submit train.py --instances 2 -- --lr 0.1",
-        "cloudtrain submit -- torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 0.1",
-        "cloudtrain submit --instances 2",
-        "cloudtrain submit --backend sagemaker --dry-run -o request",
-        "cloudtrain submit -d --set training.max_steps=500 --budget 20",
-    ),
+    "cloudtrain submit job.yaml -- --lr 0.1",
+    "cloudtrain submit train.py --instances 2 -- --lr 0.1",
+    "cloudtrain submit -- torchrun --nnodes 2 --nproc-per-node 8 train.py --lr 0.1",
+    "cloudtrain submit --instances 2",
+    "cloudtrain submit --backend sagemaker --dry-run -o request",
+    "cloudtrain submit -d --set training.max_steps=500 --budget 20",
 )
 @config_options
 @click.option(
     "--name", help="The job's id, and the config's missing `name`; must be free. Default: `name` and five letters."
 )
-@click.option(
-    "--dry-run", is_flag=True, help="Print the request exactly as it would be sent, and the plan; send nothing."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Dry run: write the request's files here too.")
-@click.option("-d", "--detach", is_flag=True, help="Return once the job is sent; else follow it.")
+@flag("--dry-run", help="Print the request exactly as it would be sent, and the plan; send nothing.")
+@path_option("-o", "--output", help="Dry run: write the request's files here too.")
+@flag("-d", "--detach", help="Return once the job is sent; else follow it.")
 @click.option(
     "--idempotency-key", metavar="KEY", help="The same key sends once: again, it follows the job that has it."
 )
-@click.option("--queue", is_flag=True, help="Wait in line for machines that are in use (docs/queue.md).")
-@click.option(
+@flag("--queue", help="Wait in line for machines that are in use (docs/queue.md).")
+@flag(
     "--force",
-    is_flag=True,
     help="Send a job whose resume no rehearsal has proven, and a job whose parent's weights do not fit its model.",
 )
 @yes_option
@@ -101,7 +96,7 @@ def command(
 
 @config_command("render")
 @config_options
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the request's files here too.")
+@path_option("-o", "--output", help="Write the request's files here too.")
 @json_option
 def render(overrides: Overrides, output: Path | None, as_json: bool) -> int:
     """Print the request exactly as submit would send it: `submit --dry-run`."""

@@ -7,15 +7,15 @@ import click
 from ..errors import UsageError
 from ..text.extras import install
 from ..text.terminal import say
-from .options import WholeNumber
+from .options import WholeNumber, flag
 
 _EXTRA = ("starlette", "uvicorn", "anyio", "h11")
 
 
 @click.command("ui")
 @click.option("--port", type=WholeNumber(1, 65535), help="The port; without it a free one.")
-@click.option("--no-open", is_flag=True, help="Do not open the browser.")
-@click.option("--read-only", is_flag=True, help="Without buttons: stop and resume nothing, send no alerts.")
+@flag("--no-open", help="Do not open the browser.")
+@flag("--read-only", help="Without buttons: stop and resume nothing, send no alerts.")
 def command(port: int | None, no_open: bool, read_only: bool) -> int:
     """Show jobs, their lines, curves and costs on a page that only this machine reaches, until Ctrl-C.
 

@@ -18,7 +18,7 @@ from ..jobs import watch_service
 from ..store.registry import Registry
 from ..text.terminal import print_json, print_lines, print_text, say
 from ..text.units import format_duration
-from .options import completes, duration_s, examples, json_option
+from .options import cli_command, completes, duration_s, flag, json_option
 
 if TYPE_CHECKING:
     from ..jobs.poller import Seen
@@ -27,25 +27,23 @@ EVERY, LEAST_S = "60s", 1
 CHOOSE_S = 5.0  # for the list of jobs
 
 
-@click.command(
+@cli_command(
     "watch",
-    epilog=examples(
-        "cloudtrain watch            all jobs, live; arrows choose one, Enter opens it",
-        "cloudtrain watch digits     its curves, money and log, until it ends",
-        "cloudtrain watch --install  alerts and retries while nobody is logged in",
-    ),
+    "cloudtrain watch            all jobs, live; arrows choose one, Enter opens it",
+    "cloudtrain watch digits     its curves, money and log, until it ends",
+    "cloudtrain watch --install  alerts and retries while nobody is logged in",
 )
 @click.argument("jobs", nargs=-1, shell_complete=completes("jobs"))
-@click.option("--all", "everything", is_flag=True, help="All jobs that are active; the default without JOBS.")
-@click.option("--once", is_flag=True, help="One look at each, as for cron.")
-@click.option("--plain", is_flag=True, help="Lines also on a terminal, instead of the live view.")
+@flag("--all", "everything", help="All jobs that are active; the default without JOBS.")
+@flag("--once", help="One look at each, as for cron.")
+@flag("--plain", help="Lines also on a terminal, instead of the live view.")
 @click.option(
     "--every",
     metavar="DURATION",
     help="Time between two looks  [default: 60s; in the live view as often as the backend supports]",
 )
-@click.option("--install", is_flag=True, help="Write a unit for the user's systemd; else print a line for cron.")
-@click.option("--uninstall", is_flag=True, help="Remove that unit.")
+@flag("--install", help="Write a unit for the user's systemd; else print a line for cron.")
+@flag("--uninstall", help="Remove that unit.")
 @json_option
 def command(
     jobs: tuple[str, ...],
