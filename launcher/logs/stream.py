@@ -335,9 +335,8 @@ class LogStream:
                 self._passed = replay.before()
                 replay.close()
             self._has_begun, self._has_mended = False, True
-            self._view = replace(
-                self._view, since_s=None, grep=None
-            )  # lines left out by these hints would not be counted
+            # Lines left out by these hints would not be counted.
+            self._view = replace(self._view, since_s=None, grep=None)
             self._begin(None)
             return True
         self._has_mended = True

@@ -233,10 +233,8 @@ def _send_by_apprise(url: str, notice: Notice) -> None:
         raise DeliveryError("Apprise knows no service of that address", "its forms: github.com/caronc/apprise/wiki")
     body = "\n".join(notice.lines) or notice.title
     if not services.notify(body=body, title=notice.title, body_format=apprise.NotifyFormat.TEXT):
-        scheme = url.partition(":")[0]
-        raise DeliveryError(
-            f"Apprise could not deliver it ({scheme})", "check the address: `apprise -vv -b test ADDRESS`"
-        )
+        message = f"Apprise could not deliver it ({url.partition(':')[0]})"
+        raise DeliveryError(message, "check the address: `apprise -vv -b test ADDRESS`")
 
 
 def _resolved(place: str, environ: Mapping[str, str]) -> str:

@@ -116,10 +116,8 @@ def show(notice: Notice) -> None:
     is_terminal = sys.stderr.isatty()
     mark = click.style(MARK, fg="yellow", bold=True) if is_terminal and not os.environ.get("NO_COLOR") else MARK
     columns = width(sys.stderr)
-    lines = wrapped(
-        map(escaped, (notice.title, *(f"  {line}" for line in notice.lines))),
-        None if columns is None else columns - len(MARK) - 1,
-    )
+    room = None if columns is None else columns - len(MARK) - 1
+    lines = wrapped(map(escaped, (notice.title, *(f"  {line}" for line in notice.lines))), room)
     text = "\n".join(f"{mark} {line}" for line in lines)
     if is_terminal and os.environ.get("TERM", "dumb") != "dumb":
         text += f"\a\033]9;{escaped(notice.title)}\a"

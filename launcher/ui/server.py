@@ -91,15 +91,11 @@ def tunnel(environ: Mapping[str, str], port: int) -> str:
 
 
 def _listening(port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((HOST, port))
+        return socket.create_server((HOST, port))
     except OSError as error:
-        listening.close()
-        message = f"port {port} cannot be opened: {error.strerror or error}"
+        message = f"port {port} cannot be opened: {os.strerror(error.errno or 0)}"
         raise UsageError(message, hint="without --port a free port is chosen") from error
-    return listening
 
 
 def _address(place: str, token: str) -> str:
