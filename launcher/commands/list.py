@@ -18,7 +18,6 @@ from ..text.terminal import json_line, print_lines, say, say_each, when, write
 from ..text.units import as_usd
 from .options import cli_command, count_option, duration_s, flag, json_option
 
-Dated = tuple[float, tuple[str, ...]]  # the submit, and a line's cells
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
 HEAD = ("JOB", "BACKEND", "RANKS", "STATE", "PROGRESS", "USD", "SUBMITTED")
@@ -101,12 +100,10 @@ def _print_json(listed: listing.Listing) -> None:
 def _print(registry: Registry, listed: listing.Listing, limit: int | None) -> None:
     """Print the table; then, on standard error, the cost of the running jobs per hour, and the jobs near a limit."""
     now_s = time.time()
-    dated: list[Dated] = [
-        (line.created_s, (line.job_id, line.backend, line.ranks, line.outcome, line.progress, line.money))
-        for line in listed.lines
+    rows = [
+        (each.job_id, each.backend, each.ranks, each.outcome, each.progress, each.money, when(each.created_s, now_s))
+        for each in _below_parents(registry, listed.lines)[:limit]
     ]
-    dated = _below_parents(registry, listed, dated)
-    rows = [(*cells, when(created_s, now_s)) for created_s, cells in dated[:limit]]
     lines = table(HEAD, rows, drop=DROPPED, shorten=CUT, columns=width())
     print_lines(lines)
     say_each(hidden(HEAD, lines))
@@ -114,22 +111,20 @@ def _print(registry: Registry, listed: listing.Listing, limit: int | None) -> No
         _print_notes(listed.active)
 
 
-def _below_parents(registry: Registry, shown: listing.Listing, dated: list[Dated]) -> list[Dated]:
+def _below_parents(registry: Registry, lines: list[listing.ListRow]) -> list[listing.ListRow]:
     """Return the lines with each evaluation below its parent, indented, if the parent is listed."""
-    seqs = [line.seq for line in shown.lines if "-evaluate-" in line.job_id]
+    seqs = [line.seq for line in lines if "-evaluate-" in line.job_id]
     if not seqs:
-        return dated
+        return lines
     from ..jobs.evaluations import parents
 
-    of = parents(registry.numbered(seqs))
-    listed = {cells[0] for _, cells in dated}
-    children = [line for line in dated if of.get(line[1][0]) in listed]
-    lines = []
-    for line in dated:
+    of, listed, found = parents(registry.numbered(seqs)), {line.job_id for line in lines}, list[listing.ListRow]()
+    children = [line for line in lines if of.get(line.job_id) in listed]
+    for line in lines:
         if line not in children:
-            own = [child for child in children if of[child[1][0]] == line[1][0]]
-            lines += [line, *((created_s, (f"  {cells[0]}", *cells[1:])) for created_s, cells in own)]
-    return lines
+            own = [child for child in children if of[child.job_id] == line.job_id]
+            found += [line, *(child._replace(job_id=f"  {child.job_id}") for child in own)]
+    return found
 
 
 def _print_notes(views: list[JobView]) -> None:
