@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +78,9 @@ def _run(
             say("not sent")
             return found.data, 1
         selftest = life.Selftest(registry, jobs, found)
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: no job stays after a kill or a closed terminal
+            if signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, signal.default_int_handler)
         try:
             selftest.run()
         finally:

@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -23,7 +24,7 @@ from ..logs.view import View
 from ..metering import meter
 from ..planning.prepare import Prepared
 from ..store.registry import Registry
-from ..text.terminal import reporting, say
+from ..text.terminal import reporting, say, say_each
 from . import checks
 from .checks import Facts, TaskLine
 from .report import ProofReport
@@ -45,6 +46,7 @@ class Selftest:
         self.states, self.codes, self.ran_s = dict[int, list[str]](), dict[int, int](), list[float]()
         self.words, self.over_s = dict[int, list[str]](), list[float]()
         self.passed: set[str] = set()
+        self.now = copy_context().run  # in it, `say` reaches the user before the step's end
 
     def run(self) -> None:
         """Run all steps; whatever happens, the last one runs too."""
@@ -77,7 +79,9 @@ class Selftest:
         config = self.prepared[0].config
         wrong = [check for check in adopt.checks(config.backend, config) if check.verdict != "ok"]
         failed = [f"{check.name}: {check.found}; {check.cure}" for check in wrong if check.verdict == "fail"]
-        say("\n".join(failed))
+        say_each(failed)
+        warned = [f"warning: {check.name}: {check.found}; {check.cure}" for check in wrong if check.verdict != "fail"]
+        self.now(say_each, warned)
         return {"failed": len(failed), "warned": len(wrong) - len(failed)}
 
     def _dry_run(self) -> Facts:
@@ -113,7 +117,7 @@ class Selftest:
         """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
         plan, started_s, number = job.attempt.plan, None, 3 if lines is self.undisturbed else job.attempt.number
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + GIVE_UP_S
-        states, words, heard_s = list[str](), list[str](), 0.0
+        states, words, heard_s, waits = list[str](), list[str](), 0.0, None
         self.states[number], self.words[number] = states, words
         for attempt, page in follow.read(self.registry, job, View(), following=True):
             for line, event in ((line, events.parse(line.text)[1] or {}) for line in page):
@@ -122,6 +126,8 @@ class Selftest:
                     lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s, stamp_off_s=line.time_s - at_s))
             job = self.registry.find(job.id)
             states += [job.attempt.state.state] if states[-1:] != [job.attempt.state.state] else []
+            if job.attempt.state.state == "pending" and waits != (waits := job.attempt.state.detail) and waits:
+                self.now(say, f"    {waits}")
             started_s = started_s or (time.monotonic() if job.attempt.state.started_s else None)
             act(job)
             if time.monotonic() > heard_s + HEAR_S:

@@ -1,7 +1,9 @@
 """`cloudtrain selftest` end to end: on this machine, over a real sshd and on a real Slurm."""
 
+import itertools
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from wholejobs import SETTINGS, STAND_INS
 from cloudtrain.launcher.commands import selftest
 from cloudtrain.launcher.selftest import planned
 from cloudtrain.launcher.store.registry import Registry
+from doubles.slurm.handle import Slurm
 
 NO_RECORD = {"the backend has no record beside our own"}
 LIMIT_S = 16  # of the second job, whose ranks start at once here
@@ -42,6 +45,24 @@ def test_life_on_this_machine_is_as_expected(quick: Path, home: Path) -> None:
     assert str(quick) not in path.read_text()
     assert not Registry(home).jobs()
     assert not list((home / "local").iterdir())
+
+
+@pytest.mark.slow
+def test_wait_for_a_partition_is_told_and_ended_by_a_signal(slurm: Slurm, cli: Cli, tmp_path: Path) -> None:
+    """A warning of the doctor and the cause of the wait are shown at once; SIGTERM removes the job, as Ctrl-C does."""
+    (tmp_path / "cloudtrain.yaml").write_text(SETTINGS["slurm"])
+    slurm.admin("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        process = cli.start("selftest", "slurm", env=slurm.environ)
+        assert process.stderr is not None
+        said = list(itertools.takewhile(lambda line: "waits, as the partition is down" not in line, process.stderr))
+        process.send_signal(signal.SIGTERM)
+        rest = process.communicate()[1]
+    finally:
+        slurm.admin("scontrol", "update", "PartitionName=main", "State=UP")
+    assert "warning: partition: main takes no jobs now" in "".join(said)
+    assert (process.returncode, "ok           cleaning" in rest) == (130, True), rest
+    assert slurm.ssh("squeue --noheader").stdout == ""
 
 
 @pytest.mark.soak

@@ -154,7 +154,7 @@ def test_user_with_the_words_of_the_report_gets_a_report(tmp_path: Path, monkeyp
 
 
 def test_comparison_names_verdicts_states_codes_and_times(tmp_path: Path, cli: Cli) -> None:
-    """Counts and small differences of time do not differ; a missing step does."""
+    """Counts, small differences of time and a state that no poll has seen do not differ; a missing step does."""
     row = {"step": "states", "verdict": "ok", "seconds": 4.0, "expected": {}}
     old = {"selftest": 1, "head": {}, "steps": [{**row, "came": {"states_1": ["running", "stopped"], "late_s": 1.0}}]}
     same = {**row, "seconds": 8.9, "came": {"states_1": ["running", "stopped"], "late_s": 2.5}}
@@ -167,6 +167,12 @@ def test_comparison_names_verdicts_states_codes_and_times(tmp_path: Path, cli: C
         "states, verdict: differs, before ok",
     ]
     assert report.compared({"steps": [{**same, "step": "bill", "came": {"micro": 5}}]}, old)
+    assert report.compared({"steps": [{**same, "came": {"states_1": ["stopped"], "late_s": 1.0}}]}, old) == []
+    unchecked = {**row, "verdict": "not checked", "seconds": 0.0, "came": {"why": "resume"}}
+    assert report.compared({"steps": [unchecked]}, old) == [
+        "states, verdict: not checked, before ok",
+        "states, why: resume, before nothing",
+    ]
     for name, data in (("old", old), ("new", {**old, "steps": [other]}), ("odd", {"selftest": 1, "steps": [[]]})):
         (tmp_path / f"{name}.json").write_text(json.dumps(data))
     assert cli("selftest", "--from", "old.json", "--against", "old.json").code == 0
