@@ -33,15 +33,19 @@ rehearse .: debug simulate; completion: completions autocomplete; --version: ver
 """
 # A key of the config, or what to type: the foreign options; `COMMAND.OPTION` is of that command alone.
 _OPTIONS = """
-resources.accelerators: gpus gpu num_gpus gpus_per_node gpus_per_task gres G; resources.instances: N; env.NAME: e
---instance-type NAME: cpus cpus_per_task memory mem; training.global_batch_size: batch_size; slurm.partition: p
-distributed.nproc_per_node: n; limits.max_duration: t time timeout max_run; --dry-run: dryrun
+resources.accelerators: gpus gpu num_gpus gpus_per_node gpus_per_task gres G slots slots_per_trial; env.NAME: e
+--instance-type NAME: cpus memory; training.global_batch_size: batch_size; slurm.partition: p; slurm.mem: mem
+resources.instances: N; slurm.cpus_per_node: cpus_per_task; ssh.hosts: host hosts; ssh.user: user
+distributed.nproc_per_node: n ntasks; limits.max_duration: t time timeout max_run; --dry-run: dryrun
 cloudtrain submit *: entrypoint entry_point; resources.spot: spot_instances
 inputs.data: data input inputs volume mount; outputs.model: output_path; code.dir: workdir
-backend: cloud infra provider context
-cloudtrain submit --name *: submit.J submit.c submit.cluster submit.cluster_name
+backend: cloud infra provider context; cloudtrain submit --name *: submit.J submit.c submit.cluster submit.cluster_name
 -d: detach_run async background no_wait no_follow; --queue: r retry_until_up; --now: stop.force stop.f; -y: rm.force
 leave it out, machines live as long as the job: down rm autodown autostop i idle_minutes_to_autostop
+leave it out, a sweep is the section `sweep` of the config (docs/sweeps.md): array
+leave it out, the hosts are a list in the config, ssh.hosts (docs/ssh.md): hostfile
+leave it out, `cloudtrain wait JOB && cloudtrain submit` keeps the order: dependency
+cloudtrain submit -- accelerate launch --num_processes * train.py: num_processes
 leave it out, `submit` follows the log: follow wait watch stream_logs it; --tail *: logs.lines logs.l
 -f *: config config_file; cloudtrain watch: status.watch status.w status.follow list.watch list.w list.follow
 """
@@ -81,6 +85,8 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
     typed = re.search(rf"(?:^|\0){re.escape(option)}[=\0]?([^\0]*)", "\0".join(argv))
     value = typed[1] if typed and not typed[1].startswith("-") else ""
     template = table.get(f"{command}.{name}") or (table.get(name, "") if "--set" in known else "")
+    if name == "config" and "=" in value and "--set" in known:  # of Determined: a key and its value
+        return f"--set {quote(value)}"
     if template.partition(" ")[0] in (*known, "leave", "cloudtrain"):
         return template.replace("*", quote(value or ("NAME" if "--set" in known else "10")))
     if "--set" not in known:
@@ -88,8 +94,8 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
     value += {"t": "m", "time": "m", "timeout": "s", "max_run": "s"}.get(name, "") * value.isdecimal()
     if name == "args" and "--file" in known:
         return f"cloudtrain {command} -- --epochs 10"
-    keys = [key for key in template.split() if "." in key or key in _TYPED] or fields.keys_named(name)
-    keys = keys or [key for key in [our_keys().get(name, "")] if key]
+    keys = [key for key in template.split() if "." in key or key in _TYPED]
+    keys = keys or fields.keys_named(name) or [key for key in [our_keys().get(name, "")] if key]
     if name in ("region", "zone", "location"):
         keys = [f"{each}.{key}" for each in BUILT_IN for key in traits(each).siblings if key in ("region", "location")]
     is_own = all(key.startswith("training") or name == "data" for key in keys)
@@ -109,19 +115,19 @@ def _is_of_script(argv: list[str]) -> bool:
 
 def _setting(key: str, value: str, known: Collection[str]) -> str:
     """Return what sets the key to the value, or to the key's example."""
-    value = re.sub(r"^(\d+):(\d\d):\d\d$", r"\1h\2m", value)  # a time of Slurm
+    value = re.sub(r"^(\d+d)?(\d+):(\d\d):\d\d$", r"\1\2h\3m", re.sub(r"^(\d+)-(?=\d+:)", r"\1d", value))  # of Slurm
     if key in ("env", "env.NAME"):
         value = value if "=" in value else f"{value or 'NAME'}=VALUE"
         return f"--set {quote(f'env.{value}')}"
     if key == "resources.accelerators":
-        value = re.sub(r"^(?:gpu:)?(\d+)$", r"TYPE:\1", value)
+        value = re.sub(r"^(?=\d+$)", "TYPE:", value.removeprefix("gpu:"))  # Slurm writes gpu:a100:4
     if key == "inputs.data" and re.match(r"\w+=", value):
         key, value = f"inputs.{value.partition('=')[0]}", value.partition("=")[2]
-    if key == "secrets" and value:
-        value = f"[{value}]"
     if key == "backend":
         value = next((name for name in BUILT_IN if value in (name, *traits(name).aliases)), "")
-    if not value and (field := fields.field_at(tuple(key.split(".")))):
+    if (field := fields.field_at(tuple(key.split(".")))) and isinstance((field.examples or [""])[0], list) and value:
+        value = f"[{value}]"
+    if not value and field:
         value = fields.as_yaml((field.examples or ["VALUE"])[0])
     option = _TYPED.get(key)
     words = "--spot" if option == "--spot" else f"{option} {quote(value)}"
