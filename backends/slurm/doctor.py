@@ -186,7 +186,7 @@ def _judged(block: Slurm, printed: str, where: str, *, brings_torch: bool) -> Ch
     found = f"{block.python} is {version} {where}"
     if brings_torch or not without:
         return Check("python", "ok", found)
-    cure = f"{block.python} -m pip install torch, or name a Python with torch: slurm.python"
+    cure = f"{block.python} -m venv ~/venv && ~/venv/bin/pip install torch, then slurm.python: ~/venv/bin/python"
     return Check("python", "warn", f"{found}, without torch", cure)
 
 

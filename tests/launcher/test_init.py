@@ -26,6 +26,18 @@ def test_init_writes_a_valid_project(tmp_path: Path, kind: str) -> None:
     assert (job.name, job.backend, getattr(job, kind) is not None) == ("my-project", "local", True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_starter_has_a_block_for_every_backend(tmp_path: Path, kind: str) -> None:
+    """Without its comment signs, each block makes a config that is valid for its backend."""
+    init(tmp_path, "--kind", kind)
+    file = tmp_path / "cloudtrain.yaml"
+    text = file.read_text("utf-8")
+    blocks = re.sub("^# ?", "", text.partition("# ssh:")[2].partition("# On a cloud")[0], flags=re.MULTILINE)
+    file.write_text(f"{text}\nssh:{blocks}", encoding="utf-8")
+    assert [config.load(file, environ={}, backend=name).backend for name in BACKENDS] == list(BACKENDS)
+    assert {config.written(file, (name, "python")) for name in ("ssh", "slurm")} == {"~/venv/bin/python"}
+
+
 @pytest.mark.slow
 def test_script_starter_resumes_from_its_last_save(tmp_path: Path) -> None:
     """The starter's arguments and `resume_args` continue after the saved step; `keep` names the folder of the save."""
