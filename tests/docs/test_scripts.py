@@ -1,4 +1,4 @@
-"""The configs of docs/scripts.md are files of tests/scripts and serve five backends; each script survives a fault."""
+"""The configs of docs/scripts.md are files of tests/scripts and serve all backends; each script survives a fault."""
 
 import importlib.util
 import re
