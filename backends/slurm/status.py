@@ -47,6 +47,7 @@ _WAITS = {
     "BadConstraints": "asks for nodes that do not exist, and never starts: see slurm.constraint and slurm.gres",
     "DependencyNeverSatisfied": "waits for a job that has failed, and never starts: stop it",
     "ReqNodeNotAvail": "waits for nodes that are down, drained or reserved",
+    "Nodes_required_for_job_are_DOWN": "waits for nodes that are down, drained or reserved",  # Slurm writes a sentence
     "Reservation": "waits for the reservation",
     "Licenses": "waits for licences",
     "AccountNotAllowed": "may not use the partition with this account: set slurm.account",

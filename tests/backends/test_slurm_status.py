@@ -93,6 +93,7 @@ def test_failure_without_a_report_names_the_key(name: str, code: str, words: str
         ("QOSGrpCPUMinutesLimit", "waits, as the QOS has too little time left (QOSGrpCPUMinutesLimit): see `sshare`"),
         ("AssocGrpGRES", "waits, as the account is at a limit (AssocGrpGRES)"),
         ("ReqNodeNotAvail,_UnavailableNodes:node0", "waits for nodes that are down, drained or reserved"),
+        ("Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved", "waits for nodes that are down, drained or reserved"),
         ("SomethingNew", "waits: SomethingNew"),
     ],
 )
