@@ -9,7 +9,6 @@ over its limit.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -196,7 +195,9 @@ def refusal(standing: Standing, amount_micro: int | None) -> Iterator[str]:
 
 def month_of(time_s: float) -> str:
     """Return the calendar month, UTC: `2026-11`."""
-    return time.strftime("%Y-%m", time.gmtime(max(0.0, min(time_s, _LATEST_S))))
+    from datetime import datetime, timedelta  # time.gmtime counts the leap seconds of the file that TZ names
+
+    return f"{datetime(1970, 1, 1) + timedelta(seconds=max(0.0, min(time_s, _LATEST_S))):%Y-%m}"
 
 
 def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str, int]:
@@ -217,7 +218,7 @@ def _borders(start_s: float, end_s: float) -> Iterator[float]:
     """Yield the start times of the months that begin between the two times."""
     import calendar
 
-    year, month = time.gmtime(start_s)[:2]
+    year, month = map(int, month_of(start_s).split("-"))
     while True:
         year, month = (year + 1, 1) if month == 12 else (year, month + 1)
         border_s = float(calendar.timegm((year, month, 1, 0, 0, 0)))
