@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import pwd
 import re
 import time
 from collections.abc import Iterator
@@ -99,15 +97,7 @@ def set_(what: tuple[str, ...], monthly: bool, factor: str, ledger: str | None, 
     else:
         standing = shared_ledger_sync.set_budget(database, budget, place, may_make=ledger is not None)
     whose = f"project {project}" if project else "all jobs together"
-    shared = f", shared at {place}" if place else ""
-    money = standing.money
-    taken = whole(f"spent {most(money.spent_micro)}, reserved {most(money.held_micro)}")
-    say(f"set the budget of {whose} to {_limit(budget)}{shared}: {taken}")
-    if standing.room_micro < 0:
-        more = whole(most((money.spent_micro or 0) + (money.held_micro or 0) - limit_micro))
-        say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
-    else:
-        say(f"left {whole(left(money.left_micro or 0))}")
+    _say_set(f"the budget of {whose} to {_limit(budget)}" + (f", shared at {place}" if place else ""), standing)
     if percent != 100:
         say(f"worst cases of {whole(left(standing.room_micro))} more may be promised: --overcommit {overcommit:g}")
     if standing.unknown:
@@ -116,6 +106,16 @@ def set_(what: tuple[str, ...], monthly: bool, factor: str, ledger: str | None, 
     _say_others(database, place, project, period)
     if project and place is None:
         say_each(_unused(database, project))
+
+
+def _say_set(what: str, standing: Standing) -> None:
+    money = standing.money
+    say(f"set {what}: {whole(f'spent {most(money.spent_micro)}, reserved {most(money.held_micro)}')}")
+    if standing.room_micro < 0:
+        more = whole(most((money.spent_micro or 0) + (money.held_micro or 0) - standing.budget.limit_micro))
+        say(f"{more} less than is spent and reserved: what runs goes on, nothing is sent until there is room")
+    else:
+        say(f"left {whole(left(money.left_micro or 0))}")
 
 
 @command.command("show", short_help="Show limits, what is spent, reserved, left.")
@@ -204,22 +204,27 @@ def approve(request: str) -> None:
     if not found:
         raise UsageError(f"there is no open request `{request}`", hint="cloudtrain budget show lists the requests")
     say(found[0].words)
-    agent_limit.rewrite(f"approve {request}", approved=(*agent_limit.known().approved, *found))
+    owners = agent_limit.ask_owner(f"approve {request}")
+    agent_limit.write(replace(owners, approved=(*owners.approved, *found)))
     say("approved for one job: send it again")
 
 
 def _limit_agents(**changes: Any) -> None:
-    """Change the limit for agents. The ledger stays; from root the user gets the ledger's folder."""
+    """Change the limit for agents. The ledger stays."""
     if changes["limit_micro"] is None and not agent_limit.limits():
         raise UsageError("there is no limit for agents", hint="cloudtrain budget show lists all budgets")
-    agent_limit.rewrite("change the limit for agents", **changes)
-    (folder := agent_limit.folder() / "ledger").mkdir(exist_ok=True)
-    shared_ledger.change(ConditionalObject(agent_limit.place()), lambda book: None, may_make=True)
-    for each in (folder, *folder.iterdir()) if agent_limit.user else ():
-        os.lchown(each, *pwd.getpwnam(agent_limit.user)[2:4])
+    found, cell = agent_limit.ask_owner("change the limit for agents"), ConditionalObject(agent_limit.place())
+    is_missing = cell.read()[0] is None  # also loads what the user may not read
+    if agent_limit.known(is_whole=False).key:
+        shared_ledger.read(cell)  # damaged: nothing is changed
+    agent_limit.write(replace(found, **changes))
+    with agent_limit.as_user():
+        book = shared_ledger.change(cell, lambda book: None, may_make=is_missing)
+    whose = f"all jobs of the user {agent_limit.user or shared_ledger_sync.this_person().partition('@')[0]}"
     for limit in agent_limit.limits():
         asks = "" if limit.ask_above_micro is None else f"; above {usd(limit.ask_above_micro)} a job needs an approval"
-        say(f"set the limit for agents, on all jobs of the user, to {_limit(limit)}{asks}")
+        standing = shared_ledger.accounts(book).standing(limit, time.time())
+        _say_set(f"the limit for agents, on {whose}, to {_limit(limit)}{asks}", standing)
     if changes["limit_micro"] is None:
         say("removed the limit for agents")
 

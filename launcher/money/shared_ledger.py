@@ -176,6 +176,8 @@ def load(data: bytes, uri: str) -> Book:
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         message = f"the ledger is damaged, or the object is not a ledger ({type(error).__name__}: {error})"
         hint = "restore an earlier version of the object; nothing is sent until then"
+        if agent_limit.is_place(uri):
+            hint += f"; or the owner begins at 0: {agent_limit.repair(uri.removeprefix('file://'))}"
         raise ConfigError(message, where=uri, hint=hint) from error
 
 

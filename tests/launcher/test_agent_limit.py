@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +26,7 @@ from cloudtrain.launcher.jobs import reserve
 from cloudtrain.launcher.money import shared_ledger, shared_ledger_sync
 from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store import agent_limit
-from cloudtrain.launcher.store.budgets import End, Held, month_of
+from cloudtrain.launcher.store.budgets import End, Held, by_month, month_of
 from cloudtrain.launcher.store.registry import Registry
 from doubles.plans import make_job, plan_of
 from doubles.signatures import MakeProject
@@ -220,7 +223,101 @@ def test_missing_part_sends_nothing(agent: Any, project: MakeProject, part: str)
     done = agent("submit", "-y", "-d", cwd=project("local: {price_per_hour: 1 USD}\n"))
     assert (done.code, part in done.stderr, "the owner sets it again" in done.stderr) == (3, True, True), done.stderr
     (file.parent / part).write_text("{")
-    assert agent("submit", "-y", "-d", cwd=project("local: {price_per_hour: 1 USD}\n")).code == 3
+    done = agent("submit", "-y", "-d", cwd=project("local: {price_per_hour: 1 USD}\n"))
+    mended = f"rm {file.parent / part} && cloudtrain budget set agent" in done.stderr
+    assert (done.code, mended) == (3, True), done.stderr
+
+
+def test_owner_repairs_what_is_damaged(typed: Any, agent: Any) -> None:
+    """A damaged ledger changes no limit; removed parts are set again, and the sums are told."""
+    file, set_ = limit(8), ("budget", "set", "agent", "9USD")
+    ledger, before = file.parent / "ledger" / "ledger.json", file.read_text()
+    ledger.write_text("{")
+    code, said = typed(*set_, words=(WORD,))
+    assert (code, "is damaged" in said, file.read_text()) == (3, True, before), said
+    ledger.unlink()
+    code, said = typed(*set_, words=(WORD,))
+    assert (code, "reserved 0 USD" in said, "left 9 USD" in said) == (0, True, True), said
+    file.unlink()
+    assert typed(*set_, words=("another-word", "another-word"))[0] == 0
+    for damage in ("{", '[{"id": 3}]', "3"):
+        (file.parent / "ledger" / "requests.json").write_text(damage)
+        done = agent("budget", "show")
+        assert (done.code, "hint: rm " in done.stderr) == (3, True), done.stderr
+
+
+def test_limit_that_cannot_be_seen_or_written_sends_nothing(agent: Any, user: Path) -> None:
+    """A folder without rights is not taken for no limit; a request that cannot be written says where."""
+    file = limit(8, above=1)
+    owned = agent_limit.OWNERS / "agent"
+    file.parent.rename(owned.mkdir(parents=True) or owned)
+    job = make_job("loop", plan=plan_of(hourly_usd=2.0, worst_case_micro=2 * USD))
+    (owned / "ledger" / "requests.lock").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot write the file"):
+        agent_limit.require_approved(job)
+    (owned / "limit.json").rename(user / "limit.json")
+    with pytest.raises(ConfigError, match="missing"):
+        agent_limit.limits()
+    owned.chmod(0)
+    program = PROGRAM.format(python=sys.executable, user=str(user), owners=str(agent_limit.OWNERS))
+    done = subprocess.run(
+        [sys.executable, "-c", DROPS + program.replace("main()", "agent_limit.limits()")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "cannot be read (Permission denied)" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sets another user's limit")
+def test_root_follows_no_link_of_the_user(user: Path, home: Path) -> None:
+    """Root writes the ledger with the rights of the user, who can put links into the folder."""
+    with tempfile.TemporaryDirectory() as top:
+        Path(top).chmod(0o755)
+        ledger, victim = Path(top) / "64999" / "ledger", Path(top) / "victim"
+        program = PROGRAM.format(python=sys.executable, user=str(user), owners=top).split("agent = ")
+        program[1] = f"agent_limit.OWNERS = Path({top!r})\nfrom cloudtrain.launcher.cli import main\nmain()\n"
+        for is_linked in (False, True):
+            if is_linked:
+                (ledger / "ledger.json.lock").unlink()
+                (ledger / "ledger.json.lock").symlink_to(victim)
+            words = ("budget", "set", "agent", "9USD", "--user", "64999")
+            terminal, at = Terminal(home, [sys.executable, "-c", "".join(program), *words]), 0
+            for _ in range(1 if is_linked else 2):
+                at = terminal.see(": ", at)
+                terminal.press(f"{WORD}\n")
+            code = terminal.end()
+            terminal.close()
+            assert (code, victim.exists()) == (4 if is_linked else 0, False), terminal.output
+            assert {each.stat().st_uid for each in (ledger, ledger / "ledger.json")} == {64999}
+            assert (ledger.parent / "limit.json").stat().st_uid == 0
+
+
+def test_place_has_several_names(tmp_path: Path) -> None:
+    """The ledger is known by links, and on a disk that takes small letters for capital ones."""
+    folder = limit(8).parent / "ledger"
+    (tmp_path / "link").symlink_to(folder)
+    for uri in (
+        f"file://{tmp_path}/link/ledger.json",
+        f"file://{folder}/LEDGER.json",
+        f"file://{folder}/./ledger.json",
+    ):
+        assert agent_limit.is_place(uri), uri
+    assert not agent_limit.is_place(f"file://{tmp_path}/ledger.json")
+
+
+def test_time_zone_moves_no_month(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The month is the same under a time zone's file that counts 40 days of leap seconds."""
+    long = struct.pack(">qi", 1, -40 * 86_400) + b"\nUTC0\n"
+    parts = [b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 1, 0, 1, 4) + bytes(6) + b"UTC\0"] * 2
+    (tmp_path / "zone").write_bytes(parts[0] + struct.pack(">ii", 1, -40 * 86_400) + parts[1] + long)
+    monkeypatch.setenv("TZ", f":{tmp_path}/zone")
+    time.tzset()
+    try:
+        assert time.gmtime(1_764_547_205)[:3] == (2026, 1, 10), "the file is not read"
+        assert month_of(1_764_547_205) == "2025-12"
+        assert by_month(100, 1_764_547_100, 1_764_547_300) == {"2025-11": 50, "2025-12": 50}
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_root_keeps_the_file_where_the_user_cannot_write(
@@ -238,7 +335,7 @@ def test_root_keeps_the_file_where_the_user_cannot_write(
         agent_limit.require_approved(make_job("loop", plan=plan_of(hourly_usd=2.0, worst_case_micro=2 * USD)))
     assert "sudo cloudtrain budget approve" in caught.value.hint
     owned.chmod(0o555)
-    command = "agent_limit.rewrite('approve it', approved=())"
+    command = "agent_limit.ask_owner('approve it')"
     program = (
         (tmp_path / "agent.py").read_text().replace("main()", command).replace("from cloudtrain.launcher.cli", "# ")
     )
@@ -292,7 +389,7 @@ def test_price_of_an_unlisted_machine_needs_an_approval(
         exclusive=True,
         key=None,
     )
-    with pytest.raises(BudgetError, match=r"by sagemaker\.price_per_hour alone"):
+    with pytest.raises(BudgetError, match=r"by the config's price alone \(ml.g99.xlarge at 0.01 USD"):
         agent_limit.require_approved(registry.find("loop"))
 
 
@@ -372,3 +469,6 @@ def test_approval_is_for_one_job_with_its_later_attempts() -> None:
     agent_limit.give_back(job("a"))
     agent_limit.require_approved(job("b"))
     assert refusal(job("a")) != request
+    dear = job("b")
+    unlisted = replace(dear.attempt.plan, is_unlisted=True, machine="ml.g99.xlarge", worst_case_micro=0)
+    assert refusal(replace(dear, attempt=replace(dear.attempt, plan=unlisted))) != request
