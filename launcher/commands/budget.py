@@ -218,8 +218,8 @@ def _limit_agents(**changes: Any) -> None:
     if agent_limit.known(is_whole=False).key:
         shared_ledger.read(cell)  # damaged: nothing is changed
     agent_limit.write(replace(found, **changes))
-    with agent_limit.as_user():
-        book = shared_ledger.change(cell, lambda book: None, may_make=is_missing)
+    agent_limit.become_user()
+    book = shared_ledger.change(cell, lambda book: None, may_make=is_missing)
     whose = f"all jobs of the user {agent_limit.user or shared_ledger_sync.this_person().partition('@')[0]}"
     for limit in agent_limit.limits():
         asks = "" if limit.ask_above_micro is None else f"; above {usd(limit.ask_above_micro)} a job needs an approval"

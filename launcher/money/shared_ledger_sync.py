@@ -101,14 +101,19 @@ def forget(database: Database, project: str, uri: str) -> None:
 
 def close_others(database: Database, uri: str, job_id: str, spent_micro: int) -> int:
     """Close another machine's job, which will not close itself, at the given cost; return the number of attempts."""
-    if agent_limit.is_place(uri):
-        agent_limit.require_word(f"close {job_id}")
     own = identity(database.folder)[:12]
     closed: list[int] = []
 
+    def keys_in(book: shared_ledger.Book) -> list[str]:
+        return [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
+
+    if agent_limit.is_place(uri):
+        if not keys_in(shared_ledger.read(ConditionalObject(uri)) or shared_ledger.Book()):
+            return 0
+        agent_limit.require_word(f"close {job_id}")
+
     def apply(book: shared_ledger.Book) -> None:
-        now_s = time.time()
-        keys = [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
+        now_s, keys = time.time(), keys_in(book)
         ends = {
             key: End(book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0})
             for key in keys

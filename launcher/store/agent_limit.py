@@ -101,11 +101,11 @@ def place() -> str:
 
 def is_place(uri: str) -> bool:
     """Return whether the address means the ledger, also through links."""
-    place, own = Path(f"/{uri.removeprefix('file://').partition('/')[2]}"), folder() / "ledger"
-    with contextlib.suppress(OSError):  # one folder may have several names, as by a bind mount
-        if uri.startswith("file:") and place.parent.samefile(own) and place.name.casefold() == "ledger.json":
-            return True
-    return uri.startswith("file:") and os.path.realpath(place) == os.path.realpath(own / "ledger.json")
+    path = Path(f"/{uri.removeprefix('file://').partition('/')[2]}")
+    with contextlib.suppress(OSError):  # on macOS, capital letters mean the same file
+        is_alike = uri.startswith("file:") and path.name.casefold() == "ledger.json"
+        return is_alike and path.parent.samefile(folder() / "ledger")
+    return False
 
 
 def known(*, is_whole: bool = True) -> AgentLimit:
@@ -184,18 +184,13 @@ def _writing(path: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write the file ({error.strerror})", where=str(path), hint=hint) from error
 
 
-@contextlib.contextmanager
-def as_user() -> Iterator[None]:
-    """Give the ledger's folder to the user. Root acts as the user there, who can put links into the folder."""
+def become_user() -> None:
+    """Give the ledger's folder to the user. Root acts as the user from now on, who can put links into the folder."""
     if user:
         os.chown(folder() / "ledger", (entry := _entry()).pw_uid, entry.pw_gid)
-        os.setegid(entry.pw_gid)
-        os.seteuid(entry.pw_uid)
-    try:
-        yield
-    finally:
-        os.seteuid(os.getuid())
-        os.setegid(os.getgid())
+        os.setgroups([])
+        os.setgid(entry.pw_gid)
+        os.setuid(entry.pw_uid)
 
 
 def command(*words: str) -> str:

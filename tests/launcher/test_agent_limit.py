@@ -199,6 +199,8 @@ def test_no_command_loosens_the_limit(agent: Any, user: Path, tmp_path: Path) ->
         done = agent("budget", *words)
         assert done.code == code, (words, done.stderr)
     assert (file.read_text(), book().held) == before
+    done = agent("budget", "close", "elsewhere", "0USD", "-y")  # of a team's ledger, which the owner does not guard
+    assert (done.code, "no shared ledger" in done.stderr) == (2, True), done.stderr
     assert agent("submit", "--dry-run", "--set", "project=agent").code == 3
 
 
@@ -442,6 +444,21 @@ def test_jobs_from_before_the_limit_count_too(registry: Registry) -> None:
     assert sorted(each.job_id for each in book().held.values()) == ["runs", "waits"]
     with pytest.raises(BudgetError, match="the agent's monthly 12 USD"):
         shared_ledger_sync.hold(registry.database, journal("third").id, 1, time.time())
+
+
+def test_request_and_approval_end_after_a_week() -> None:
+    """An approval that was not used for a week is none, and its request is away."""
+    file = limit(50, above=1)
+    job = make_job("a", plan=plan_of(hourly_usd=2.0, worst_case_micro=2 * USD), submitter={"digest": "d"})
+    with pytest.raises(BudgetError):
+        agent_limit.require_approved(job)
+    (asked,) = agent_limit.requests()
+    old = replace(asked, created_s=asked.created_s - agent_limit.OPEN_S - 1)
+    (file.parent / "ledger" / "requests.json").write_text(json.dumps([old.dump()]))
+    file.write_text(json.dumps(replace(agent_limit.known(), approved=(old,)).dump()))
+    with pytest.raises(BudgetError, match="needs the owner's approval"):
+        agent_limit.require_approved(job)
+    assert asked.id not in [each.id for each in agent_limit.requests()]
 
 
 def test_approval_is_for_one_job_with_its_later_attempts() -> None:
