@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
@@ -81,8 +81,10 @@ class AgentWorld(World):
     def begin(self) -> None:
         """Set the owner's limit."""
         self.place, self.period = agent_limit.place(), self.rnd.choice(["all", "month"])
-        self.limit = int(self.least[4] * 60 ** self.rnd.uniform(0, 1))
-        above = self.rnd.choice([None, self.limit // 3])
+        hour_s = 3600 + self.platform.terms.tail_s
+        one = self.platform.worst_micro(hour_s, 1) * self.platform.terms.starts
+        self.limit = int(one * self.rnd.uniform(1.05, 2))  # of one job or two
+        above = self.rnd.choice([None, None, self.limit // 2])
         self.key = agent_limit._hashed("the owner's word", "00")
         self._write(agent_limit.AgentLimit(self.limit, self.period, above, "00", self.key))
         (agent_limit.folder() / "ledger").mkdir()
@@ -92,13 +94,14 @@ class AgentWorld(World):
     def act(self) -> None:
         """Let time pass, and type a command line; the owner approves some requests."""
         self.now_s += self.rnd.choice([1, 60, 600, DAY_S / 3, 3 * DAY_S]) * self.rnd.random()
-        if self.rnd.random() < 0.2:
+        if self.rnd.random() < 0.5:
             self.approve()
         self.home = home = self.rnd.choice(self.homes)
         if self.rnd.random() < 0.03 and not self.running:
             self._delete(home)
-        wishes = {self._submit: 4, self._resume: 2, self._evaluate: 1, self._end: 2, self._look: 3, self._budget: 2}
-        words = self.rnd.choices([*wishes], [*wishes.values()])[0]()
+        wishes = {self._submit: 7, self._resume: 3, self._evaluate: 1, self._end: 2, self._look: 3, self._budget: 2}
+        is_first = not self.platform.jobs
+        words = self._submit() if is_first else self.rnd.choices([*wishes], [*wishes.values()])[0]()
         if words == ["retry"]:  # as `watch` does, whose threads would outlive a kill here
             self.command(home, self.retry)
         else:
@@ -228,9 +231,12 @@ def agents(seed: int) -> Iterator[AgentWorld]:
 SOAK = [pytest.param(range(at, at + 10), marks=pytest.mark.soak) for at in range(3, 53, 10)]
 
 
-@pytest.mark.parametrize("seeds", [range(200, 203), *SOAK], ids=str)
-def test_agent_with_wrong_wishes_stays_within_the_limit(seeds: range) -> None:
-    """Twenty command lines in each history: submits, resumes, budgets, removals, other homes, kills in the middle."""
+@pytest.mark.parametrize("seeds", [(200, 201, 210), *SOAK], ids=str)
+def test_agent_with_wrong_wishes_stays_within_the_limit(seeds: Sequence[int]) -> None:
+    """Twenty command lines in each history: submits, resumes, budgets, removals, other homes, kills in the middle.
+
+    Without the ledger of agents, each of the first three passes the limit.
+    """
     sent, codes = 0, list[int]()
     for seed in seeds:
         with agents(seed) as world:
