@@ -15,6 +15,8 @@ from ..backend_table import traits
 from ..config import yamlfile
 from ..errors import BudgetError
 from ..planning.prepare import Prepared, refused
+from ..prices import refreshing
+from ..text.terminal import say
 from ..text.units import format_money, parse_duration
 
 TEMPLATES = files("cloudtrain.templates") / "selftest"
@@ -57,12 +59,15 @@ def jobs_of(
         config = configs.from_data(data, folder / "cloudtrain.yaml", backend=backend, further=refused)
         return prepare(config, folder / "cloudtrain.yaml", cache, dry=dry)
 
-    plans = [made(data, dry=True).plan for data in (first, second)]
+    dry = [made(data, dry=True) for data in (first, second)]
+    if dry[0].plan.worst_case_micro is None:
+        why = _read_price(dry[0])
+        dry = [made(data, dry=True) for data in (first, second)]
+    plans = [each.plan for each in dry]
     if plans[0].worst_case_micro is None:
-        hint = (
-            f"cloudtrain prices refresh --backend {backend} --type {plans[0].machine}, or set {backend}.price_per_hour"
-        )
-        raise BudgetError(f"what the selftest may cost is not known: no price of {plans[0].machine}", hint=hint)
+        message = f"what the selftest may cost is not known: no price of {plans[0].machine}; {why}"
+        hint = f"cloudtrain prices refresh --backend {backend} --type {plans[0].machine}"
+        raise BudgetError(message, hint=f"{hint}, or set {backend}.price_per_hour")
     worst = [runs * (plan.worst_case_micro or 0) for runs, plan in zip((2, 1), plans, strict=True)]
     if sum(worst) > most_micro:
         message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
@@ -70,3 +75,14 @@ def jobs_of(
         raise BudgetError(message, where="--budget", hint=f"cloudtrain selftest {backend} --budget {enough}")
     budgets = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in worst]
     return [made(data | budget, dry=False) for data, budget in zip((first, second), budgets, strict=True)], sum(worst)
+
+
+def _read_price(prepared: Prepared) -> str:
+    """Store the vendor's price of the machine, as `prices refresh` does, and return what was found."""
+    vendor, config = refreshing.priced(prepared.config.backend), prepared.config
+    if vendor is None or (region := vendor.price_region(config)) is None:
+        return f"its price list cannot be read without {config.backend}.region" if vendor else "it has no price list"
+    machine = (prepared.plan.machine,)
+    check = refreshing.compared(lambda: vendor.quotes(config, region, machine), {})
+    say(f"price: {check.found}")
+    return check.found if check.verdict == "ok" else f"{check.found}; {check.cure}"

@@ -12,6 +12,7 @@ from conftest import Cli
 from wholejobs import SETTINGS, STAND_INS
 
 from cloudtrain.launcher.commands import selftest
+from cloudtrain.launcher.errors import BudgetError
 from cloudtrain.launcher.selftest import planned
 from cloudtrain.launcher.store.registry import Registry
 from doubles.slurm.handle import Slurm
@@ -79,3 +80,23 @@ def test_life_on_other_machines_is_as_expected(
     assert {row["came"].get("why") for row in rows.values() if row["verdict"] != "ok"} == NO_RECORD, done.stderr
     assert done.code == 0
     assert cli.ok("list", "--all", "--json").json["jobs"] == []
+
+
+@pytest.mark.parametrize(("backend", "fixture"), [("sagemaker", "account"), ("azureml", "azure_account")])
+def test_price_of_the_small_machine_is_read_from_the_vendor(
+    backend: str, fixture: str, request: pytest.FixtureRequest, home: Path, tmp_path: Path
+) -> None:
+    """The worst case is known by one command; the price is kept; without an answer of the vendor, nothing is sent."""
+    double = request.getfixturevalue(fixture)
+    double.settings(**{"price_damage": "truncated"} if backend == "sagemaker" else {"price_currency": "EUR"})
+    (tmp_path / "cloudtrain.yaml").write_text(SETTINGS[backend].replace("azureml: {", "azureml: {region: eastus, "))
+    command = [backend, "-f", str(tmp_path / "cloudtrain.yaml"), "--budget", "0.01USD"]
+    refused = CliRunner().invoke(selftest.command, command).exception
+    assert isinstance(refused, BudgetError)
+    assert "what the selftest may cost is not known: no price of" in refused.message
+    assert f"cloudtrain prices refresh --backend {backend} --type " in refused.hint
+    double.settings(**{"price_damage": ""} if backend == "sagemaker" else {"price_currency": "USD"})
+    above = CliRunner().invoke(selftest.command, command)
+    assert "the selftest may cost up to" in str(above.exception)
+    assert ("price: " in above.output, "; kept for plans" in above.output) == (True, True)
+    assert (home / "prices.csv").exists()
