@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -12,10 +12,10 @@ from . import JobRef, Request
 
 _NAMES = ("name", "Key", "ChannelName")  # of an element of a list
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
-# Harmless conversions. The first group of two texts is compared: an ARN stands for a name, a project's number for its
-# name, a number of seconds or an int64 of Google's JSON for a number.
-_FORMS = [re.compile(form) for form in (r"arn:(?:[^:]*:){4}(?:[\w-]+[:/])?(.+)", r"projects/[^/]+/(.+)", r"([\d.]+)s?")]
-_DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?")  # PT90S is PT1M30S
+_OF_USERS = re.compile(r"(?:.*\.)?(?:tags|labels|environmentVariables|Environment|env)\.(?!cloudtrain)", re.IGNORECASE)
+# Harmless conversions: an ARN stands for a name, a project's number for its name; PT90S is PT1M30S.
+_FORM = re.compile(r"(?:arn:(?:[^:]*:){4}(?:[\w-]+[:/])?|projects/[^/]+/)?(.*)", re.DOTALL)
+_DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?")
 
 
 class Accepted(NamedTuple):
@@ -35,11 +35,12 @@ class TellsAccepted(Protocol):
         """Return the platform's record of the attempt. Raises CredentialError, UnreachableError."""
 
 
-def of_requests(sent: Any, there: Any) -> dict[str, Any]:
+def of_requests(records: Iterable[Accepted]) -> dict[str, Any]:
     """Return the keys of the values that the platform changed, left out or added; the values are only said."""
-    came: dict[str, Any] = {"keys": 0, "changed": [], "left_out": [], "added": []}
-    _compare(sent, there, "", came)
-    return came
+    came: dict[str, list[str]] = {"keys": [], "changed": [], "left_out": [], "added": []}
+    for record in records:
+        _compare(record.sent, record.there, "", came)
+    return {name: [*dict.fromkeys(each)] for name, each in came.items()} | {"keys": len(came["keys"])}
 
 
 def of_words(heard: Sequence[Sequence[str]], stages: Sequence[Sequence[str]]) -> dict[str, Any]:
@@ -51,9 +52,9 @@ def of_words(heard: Sequence[Sequence[str]], stages: Sequence[Sequence[str]]) ->
     return {"unknown": sorted({*words} - {*known}), "back": back, "words": words}
 
 
-def _compare(sent: Any, there: Any, path: str, came: dict[str, Any]) -> None:
+def _compare(sent: Any, there: Any, path: str, came: dict[str, list[str]]) -> None:
     if not isinstance(sent, dict | list):
-        came["keys"] += 1
+        came["keys"].append(path)
         is_id = str(sent).startswith("/subscriptions/")  # Azure's control plane does not keep the case of ids
         form = re.compile(re.escape(str(sent)).replace(r"\{\}", ".+"), re.IGNORECASE if is_id else 0)
         if _meaning(sent) != _meaning(there) and not form.fullmatch(str(there)):
@@ -61,14 +62,16 @@ def _compare(sent: Any, there: Any, path: str, came: dict[str, Any]) -> None:
             say(f"{path}: sent {sent!s:.80}, accepted {there!s:.80}")
         return
     ours, theirs = _by_name(sent), _by_name(there)
-    for name, value in ours.items():
-        below = re.sub(r"[^\w.:-]", "?", f"{path}.{name}" if path else name)
-        if theirs.get(name) is None:
-            came["left_out"] += [below] if value not in _NOTHING else []
-        else:
-            _compare(value, theirs[name], below, came)
-    new = (name for name in theirs.keys() - ours if theirs[name] not in _NOTHING)
-    came["added"] += sorted(f"{path}.{name}".strip(".") for name in new if not name.upper().startswith("CLOUDTRAIN"))
+    for name in sorted(ours.keys() | theirs.keys()):
+        below, value, answer = f"{path}.{name}".strip("."), ours.get(name), theirs.get(name)
+        if answer is None and value not in _NOTHING:
+            came["left_out"].append(below)
+        elif name in ours and answer is not None:
+            _compare(value, answer, below, came)
+        elif answer not in _NOTHING and not name.upper().startswith("CLOUDTRAIN"):
+            # An organisation's own tag, or an id as a key, may name the account.
+            is_public = re.fullmatch(r"[A-Za-z]\w{0,40}|\d{1,3}", name) and not _OF_USERS.match(below)
+            came["added"].append(below if is_public else f"{path}.?".strip("."))
 
 
 def _by_name(value: Any) -> dict[str, Any]:
@@ -80,19 +83,16 @@ def _by_name(value: Any) -> dict[str, Any]:
 
 
 def _meaning(value: Any) -> Any:
+    """Return seconds for a duration, a number for its text, the name for an ARN."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return value
     if found := _DURATION.fullmatch(str(value)):
         return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True))
-    part = next((found[1] for form in _FORMS if (found := form.fullmatch(str(value)))), str(value))
-    return float(part) if re.fullmatch(r"\d+(\.\d+)?", part) else part
+    text = _FORM.sub(r"\1", str(value), count=1)
+    return float(text.removesuffix("s")) if re.fullmatch(r"\d+(\.\d+)?s?", text) else text
 
 
 def _shown(path: str, value: Any) -> str:
-    """Return a number or a machine's type; of other texts the length."""
-    is_public = isinstance(value, int | float) or path.endswith(("nstanceType", "machineType"))
-    return (
-        str(value)
-        if is_public or re.fullmatch(r"[\d.]+s?|P[\dDTHMS.]+", str(value))
-        else f"{len(str(value))} characters"
-    )
+    """Return a number, a duration or a machine's type; of other texts, and of an account's number, the length."""
+    is_public = path.endswith(("nstanceType", "machineType")) or re.fullmatch(r"[\d.]{1,9}s?|P[\dDTHMS.]+", str(value))
+    return str(value) if is_public or isinstance(value, bool) else f"{len(str(value))} characters"

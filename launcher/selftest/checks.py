@@ -13,17 +13,18 @@ Facts = dict[str, Any]
 
 
 class TaskLine(NamedTuple):
-    """A line of the selftest's task. `life`: the rank's process; seconds count from its print."""
+    """A line of the selftest's task. `life`: the rank's process, which is `of` that rank by its own word."""
 
     attempt: int
     rank: int | None
+    of: int
     life: str
     step: int
     loss: float
     late_s: float
-    """To its arrival here."""
+    """From its print, by the clock of its host, to its arrival here."""
     stamp_off_s: float = 0.0
-    """To the time that it has at the platform."""
+    """From its print to the time that it has at the platform."""
 
 
 def differing(expected: Mapping[str, Any], came: Mapping[str, Any]) -> list[str]:
@@ -49,16 +50,23 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
     pairs = [pair for run in runs for pair in pairwise(run)]
     lost = sum(max(run) - min(run) + 1 - len(set(run)) for run in runs)
     for attempt in {attempt for attempt, _ in lives}:
-        starts = [*zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=())]
+        starts = [*zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=[])]
         for number, both in enumerate(starts, 1):
             last = sorted(max(run, default=-1) for run in both)
             lost += max(0, last[1] - last[0] - (number < len(starts)))  # at a kill a rank may be a step behind
-    twice, back = (sum(is_so(*pair) for pair in pairs) for is_so in (int.__eq__, int.__gt__))
-    missing = max_steps - 1 - max((line.step for line in lines), default=-1)
-    late_s = round(max((line.late_s for line in lines), default=0.0) - held_back_s, 1)
-    came = {"ranks": len({line.rank for line in lines}), "lines": len(lines), "lost": lost, "missing": missing}
-    off_s = max((line.stamp_off_s for line in lines), key=abs, default=0.0)
-    return came | {"twice": twice, "disordered": back, "late_s": late_s, "stamp_off_s": round(off_s, 1)}
+    late_s = [line.late_s for line in lines] or [0.0]
+    return {
+        "ranks": len({line.rank for line in lines}),
+        "lines": len(lines),
+        "misplaced": sum(line.rank != line.of for line in lines),
+        "lost": lost,
+        "missing": max_steps - 1 - max((line.step for line in lines), default=-1),
+        "twice": sum(step == after for step, after in pairs),
+        "disordered": sum(step > after for step, after in pairs),
+        "late_s": round(max(0.0, max(late_s) - held_back_s), 1),
+        "ahead_s": round(max(0.0, -min(late_s)), 1),
+        "stamp_off_s": round(max([line.stamp_off_s for line in lines] or [0.0], key=abs), 1),
+    }
 
 
 def of_times(times: Sequence[tuple[float, State, float]]) -> Facts:

@@ -21,6 +21,7 @@ from ..text.terminal import say_each
 from .checks import Facts, differing
 
 LEAST_INSIDE = 4  # characters of a value that is searched for inside a longer word
+MOST_SMALL = 99_999  # a larger number of a block may be an account or a project
 BLOCKING = {"state", "starts"}  # facts without which later steps make no sense
 FACTOR, APART_S = 2.0, 5.0  # times of two reports differ beyond both
 
@@ -42,30 +43,22 @@ class ProofReport:
         why, failure = came.get("why"), came.get("error")
         unlike = [] if why or failure else differing(expected, came)
         verdict = "not checked" if why else "differs" if unlike or failure else "ok"
-        names = (*expected, *noted, "error", "code", "why")
-        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected}
-        self.data["steps"].append({**row, "came": {name: came[name] for name in names if came.get(name) is not None}})
+        known = {name: came[name] for name in (*expected, *noted, "error", "code", "why") if came.get(name) is not None}
+        row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected, "came": known}
+        self.data["steps"].append(row)
         lines = [f"{name}: expected {_shown(expected[name])}, came {_shown(came.get(name))}" for name in unlike]
-        lines += (
-            [f"it needs the step: {why}" if why in self.table["steps"] else why]
-            if why
-            else filter(None, words)
-            if verdict == "differs"
-            else ()
-        )
+        lines += [f"it needs the step: {why}" if why in self.table["steps"] else why] if why else []
+        lines += filter(None, words) if verdict == "differs" else []
         say_each([f"{verdict:<12} {step:<18} {seconds:7.1f} s", *(f"    {line}" for line in lines)])
-        self._require_public(step)
+        for word in {*_texts(self.data)} - {*_texts(self.table)}:
+            if any(_tells(word, value) for value in self._private):
+                message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
+                raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
         try:
             atomic_json.write_json(self.path, self.data)
         except OSError as error:
             raise ConfigError(f"the report cannot be written: {error.strerror}", where=self.path) from error
-        return not (why or failure or set(unlike) & BLOCKING)
-
-    def _require_public(self, step: str) -> None:
-        words = {*_texts(self.data)} - {*_texts(self.table)}
-        for word in (word for word in words for value in self._private if _tells(word, value)):
-            message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
-            raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
+        return not (why or failure or BLOCKING.intersection(unlike))
 
 
 def _shown(value: Any) -> str:
@@ -73,17 +66,17 @@ def _shown(value: Any) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
+    if isinstance(value, dict | list | tuple):
         for each in (*value, *value.values()) if isinstance(value, dict) else value:
             yield from _texts(each)
+    elif isinstance(value, str) or (isinstance(value, int) and value > MOST_SMALL):
+        yield str(value)
 
 
 def _tells(word: str, value: str) -> bool:
     """Return whether the word tells the value: a short value only as the whole word, for `a` is in many words."""
     inside = rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
-    return word == value or (len(value) >= LEAST_INSIDE and re.search(inside, word) is not None)
+    return word == value or (len(value) >= LEAST_INSIDE and re.search(inside, word, re.IGNORECASE) is not None)
 
 
 def private_texts(block: Mapping[str, Any], head: Mapping[str, str]) -> frozenset[str]:
@@ -106,27 +99,23 @@ def head_of(prepared: Prepared) -> dict[str, str]:
 
 def read(path: Path) -> dict[str, Any]:
     """Return the data of a report. Raises ConfigError."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, OSError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, OSError, RecursionError):
         data = json.loads(path.read_text(encoding="utf-8"))
-        if data["selftest"] == 1 and all({**row, **row["came"]}.keys() >= {"step", "verdict"} for row in data["steps"]):
+        rows = [(row["step"], row["verdict"], {**row["came"]}) for row in data["steps"]]
+        if data["selftest"] == 1 and all(isinstance(each, str) for row in rows for each in row[:2]):
             return dict(data)
     raise ConfigError("this is no report of a selftest", where=path, hint="cloudtrain selftest -o FILE writes one")
 
 
 def compared(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     """Return a line for each verdict, state, code or time of the new report that differs from the old one's."""
-    found, before = [], {row["step"]: row for row in old["steps"]}
-    for row in new["steps"]:
-        ours, theirs = ({**each, **each.get("came", {})} for each in (row, before.get(row["step"], {})))
-        verdicts = {ours["verdict"], theirs.get("verdict")}
-        names = (ours.keys() | theirs.keys()) - {"step", "expected", "came"}
-        if "not checked" in verdicts:
-            names = {"verdict", "why"}
-        elif verdicts == {"ok"}:  # a poll may miss a short state
-            names = {name for name in names if not name.startswith("states_")}
-        for name in sorted(names):
-            if _is_unlike(name, ours.get(name), theirs.get(name)):
-                found.append(f"{row['step']}, {name}: {_shown(ours.get(name))}, before {_shown(theirs.get(name))}")
+    ours, theirs = ({row["step"]: row | row["came"] for row in each["steps"]} for each in (new, old))
+    found = []
+    for step in dict.fromkeys([*ours, *theirs]):
+        one, other = ours.get(step, {}), theirs.get(step, {})
+        for name in sorted((one.keys() | other.keys()) - {"step", "expected", "came"}):
+            if _is_unlike(name, one.get(name), other.get(name)):
+                found.append(f"{step}, {name}: {_shown(one.get(name))}, before {_shown(other.get(name))}")
     return found
 
 

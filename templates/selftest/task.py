@@ -33,7 +33,7 @@ def dataset(params: dict[str, Any], split: str) -> TensorDataset | None:
 def loss(model: nn.Module, batch: list[Tensor], *, progress: Any = None) -> Tensor:
     """Return the mean loss of a batch, after a line with its bits."""
     found, step = nn.functional.cross_entropy(model(batch[0]), batch[1]), progress.step
-    events.emit("selftest", f"step {step}", life=LIFE, step=step, at=time.time(), loss=found.item())
+    events.emit("selftest", f"step {step}", of=RANK, life=LIFE, step=step, at=time.time(), loss=found.item())
     if RANK == 1 and next(_steps) == step == KILL_AT:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(PACE_S)

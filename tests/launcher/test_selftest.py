@@ -13,7 +13,7 @@ import pytest
 from conftest import Cli
 
 from cloudtrain.entrypoints import processes
-from cloudtrain.launcher.errors import BudgetError, ConfigError, UnreachableError
+from cloudtrain.launcher.errors import ConfigError, UnreachableError
 from cloudtrain.launcher.selftest import checks, life, planned, report
 from cloudtrain.launcher.selftest.checks import TaskLine
 from doubles.waiting import until
@@ -26,7 +26,7 @@ def lines(**changes: Any) -> list[TaskLine]:
     """Return the lines of both ranks: 20 steps, a kill, a restart from step 15, and a resume from step 25 to 29."""
     runs = [(1, "a", 0, 20), (1, "b", 15, 25), (2, "c", 25, 30)]
     found = [
-        TaskLine(attempt, rank, f"{life}{rank}", step, step / 7, 0.2)
+        TaskLine(attempt, rank, rank, f"{life}{rank}", step, step / 7, 0.2)
         for attempt, life, begin, end in runs
         for step in range(begin, end)
         for rank in (0, 1)
@@ -58,6 +58,8 @@ def test_lines_of_a_kill_and_a_resume_are_as_expected() -> None:
         (lines()[:4] + lines()[8:10] + lines()[4:8] + lines()[10:], "disordered"),
         (lines()[:-2], "missing"),
         (lines(late_s=20.0), "late_s"),
+        ([*lines()[:-1], lines()[-1]._replace(late_s=-3600.0)], "ahead_s"),
+        ([line._replace(rank=1 - (line.rank or 0)) for line in lines()], "misplaced"),
         (lines(rank=None), "ranks"),
         ([], "ranks"),
     ],
@@ -262,6 +264,6 @@ def test_interrupt_stops_and_removes_the_jobs(cli: Cli, tmp_path: Path, home: Pa
     said = process.communicate()[1]
     assert process.returncode == 130, said
     steps = json.loads((tmp_path / "selftest-local.json").read_text())["steps"]
-    assert [row["step"] for row in steps] == ["doctor", "dry run", "submit", "accepted request", "cleaning"]
+    assert [row["step"] for row in steps] == ["doctor", "dry run", "submit", "cleaning"]
     assert steps[-1]["came"] == {"active": 0, "left": 0}
     assert cli.ok("list", "--all", "--json").json["jobs"] == []

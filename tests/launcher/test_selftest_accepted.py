@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cloudtrain.launcher.backend import accepted
+from cloudtrain.launcher.backend.accepted import Accepted
 from cloudtrain.launcher.job import State
 from cloudtrain.launcher.selftest import checks
 
@@ -30,7 +31,7 @@ STAGES = [["Starting", "Pending"], ["Training"], ["Stopping"], ["Stopped", "Fail
 )
 def test_harmless_conversion_is_no_change(sent: Any, there: Any) -> None:
     """Another unit, a number as a text, an ARN for a name, another case or order of names are the same."""
-    came = accepted.of_requests({"value": sent}, {"value": there})
+    came = accepted.of_requests([Accepted({"value": sent}, {"value": there}, ())])
     assert (came["changed"], came["left_out"], came["added"]) == ([], [], [])
 
 
@@ -45,18 +46,18 @@ def test_harmless_conversion_is_no_change(sent: Any, there: Any) -> None:
 )
 def test_change_is_told_without_the_users_texts(sent: Any, there: Any, words: str) -> None:
     """Numbers are told, other texts only by their length."""
-    assert accepted.of_requests({"value": sent}, {"value": there})["changed"] == [words]
+    assert accepted.of_requests([Accepted({"value": sent}, {"value": there}, ())])["changed"] == [words]
 
 
 def test_added_and_left_out_values_are_named() -> None:
     """Names of keys alone; what a send of cloudtrain adds is not the platform's."""
     sent, there = (
         {"tags": {"a": "1"}, "env": [], "spot": True},
-        {"tags": {"cloudtrain.owner": "x"}, "kms": "key", "spot": False},
+        {"tags": {"cloudtrain.owner": "x", "acme": "y"}, "kms": "key", "spot": False, "/subscriptions/1": "z"},
     )
-    came = accepted.of_requests(sent, there)
+    came = accepted.of_requests([Accepted(sent, there, ())] * 2)
     assert came["changed"] == ["spot: True, accepted False"]
-    assert (came["left_out"], came["added"]) == (["tags.a"], ["kms"])
+    assert (came["left_out"], came["added"]) == (["tags.a"], ["?", "kms", "tags.?"])
 
 
 @pytest.mark.parametrize(
