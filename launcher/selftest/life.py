@@ -24,9 +24,8 @@ from ..metering import meter
 from ..planning.prepare import Prepared
 from ..store.registry import Registry
 from ..text.terminal import reporting, say
-from . import checks
-from .checks import Facts, TaskLine
-from .report import ProofReport
+from . import report
+from .report import Facts, ProofReport, TaskLine
 
 NO_RECORD = {"why": "the backend has no record beside our own"}
 HEAR_S = 4.0  # between two looks at the platform's record
@@ -50,15 +49,14 @@ class Watched:
 class Selftest:
     """The jobs, and what was seen of the attempts: 1 and 2 of the first job, 3 of the second."""
 
-    def __init__(self, registry: Registry, prepared: list[Prepared], report: ProofReport) -> None:
-        self.registry, self.prepared, self.report = registry, prepared, report
+    def __init__(self, registry: Registry, prepared: list[Prepared], proof: ProofReport) -> None:
+        self.registry, self.prepared, self.proof = registry, prepared, proof
         self.backend, self.config, self.file = prepared[0].backend, prepared[0].config, prepared[0].config_file
-        self.seen = dict[int, Watched]()
-        self.passed = set[str]()
+        self.seen, self.passed = dict[int, Watched](), set[str]()
 
     def run(self) -> None:
         """Run all steps; whatever happens, the last one runs too."""
-        *steps, last = self.report.table["steps"]
+        *steps, last = self.proof.table["steps"]
         try:
             for step in steps:
                 self._run(step)
@@ -67,14 +65,14 @@ class Selftest:
 
     def _run(self, step: str) -> None:
         begin_s, words = time.monotonic(), list[str]()
-        lacks = [each for each in self.report.table["steps"][step]["needs"] if each not in self.passed]
+        lacks = [each for each in self.proof.table["steps"][step]["needs"] if each not in self.passed]
         try:
             with reporting(words.append):
                 came = {"why": lacks[0]} if lacks else getattr(self, f"_{step.replace(' ', '_')}")()
         except CloudtrainError as error:
             came = {"error": type(error).__name__, "code": _code_of(error)}
             words += str(error).splitlines()
-        if self.report.add(step, time.monotonic() - begin_s, came, words):
+        if self.proof.add(step, time.monotonic() - begin_s, came, words):
             self.passed.add(step)
 
     @property
@@ -101,12 +99,9 @@ class Selftest:
         again = prepare(self.config, self.file, Path(), dry=True)
         return {"same": again.request.dump() == self.prepared[0].request.dump()}
 
-    def _submit(self) -> Facts:
-        return _of(self._send(self.prepared[0]))
-
-    def _send(self, prepared: Prepared) -> Job:
-        approval.require_allowed(self.registry, prepared)
-        return queue.drive(self.registry, sending.send(self.registry, prepared)[0])
+    def _submit(self, number: int = 0) -> Facts:
+        approval.require_allowed(self.registry, self.prepared[number])
+        return _of(queue.drive(self.registry, sending.send(self.registry, self.prepared[number])[0]))
 
     def _record(self, job: Job, attempt: Attempt) -> accepted.Accepted | None:
         """Return the platform's record of the attempt; None if the backend has none beside our own."""
@@ -166,11 +161,10 @@ class Selftest:
         return len({line.life for line in self._lines if (line.attempt, line.rank) == (1, 1)})
 
     def _kill_of_a_rank(self) -> Facts:
-        return {"starts": self._starts(), **_of(self.jobs[0])}
-
-    def _stop_with_save(self) -> Facts:
         came, steps = _of(self.jobs[0]), [line.step + 1 for line in self._lines]
-        return {**came, "undone": max(steps, default=0) - (came["saved_step"] or 0)}
+        return {**came, "starts": self._starts(), "undone": max(steps, default=0) - (came["saved_step"] or 0)}
+
+    _stop_with_save = _kill_of_a_rank  # a step takes the facts that its row of the table names
 
     def _resume(self) -> Facts:
         job = self.jobs[0]
@@ -188,7 +182,8 @@ class Selftest:
             return {"files": len(found), "damaged": sum(each != b"selftest\n" for each in found.values())}
 
     def _time_limit(self) -> Facts:
-        job = self._watch(self._send(self.prepared[1]), 3)
+        self._submit(1)
+        job = self._watch(self.jobs[-1], 3)
         took_s, plan = meter.held_s(job.attempt, time.time()) or 0.0, job.attempt.plan
         over_s, early_s = max(0.0, took_s - plan.cap_s - plan.terms.tail_s), max(0.0, plan.deadline_s - took_s)
         return {**_of(job), "took_s": round(took_s, 1), "over_s": round(over_s, 1), "early_s": round(early_s, 1)}
@@ -198,18 +193,18 @@ class Selftest:
         return accepted.of_requests(records) if records else NO_RECORD
 
     def _states(self) -> Facts:
-        return {f"states_{number}": seen.states for number, seen in self.seen.items()}
+        pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.config.training
+        most_steps, late_s = (training and training.max_steps) or 0, pace.hold_back_s + pace.late_s
+        came = report.of_losses([line for seen in self.seen.values() for line in seen.lines])
+        for number, seen in self.seen.items():
+            came |= {f"states_{number}": seen.states, f"exit_{number}": seen.code}
+        return came | report.of_lines(self._lines, most_steps, late_s)
+
+    _log_lines = _losses = _exit_codes = _states
 
     def _platform_states(self) -> Facts:
-        stages = self.report.table["stages"].get(self.config.backend)
+        stages = self.proof.table["stages"].get(self.config.backend)
         return accepted.of_words([seen.words for seen in self.seen.values()], stages) if stages else NO_RECORD
-
-    def _log_lines(self) -> Facts:
-        pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.config.training
-        return checks.of_lines(self._lines, (training and training.max_steps) or 0, pace.hold_back_s + pace.late_s)
-
-    def _losses(self) -> Facts:
-        return checks.of_losses([line for seen in self.seen.values() for line in seen.lines])
 
     def _bill(self) -> Facts:
         attempts, now_s, plan = [attempt for _, attempt in self._attempts], time.time(), self.prepared[0].plan
@@ -219,13 +214,10 @@ class Selftest:
         apart_s = max(0.0, max(apart, default=0.0) - plan.terms.unit_s - plan.terms.minimum_bill_s)
         over = (micro := meter.spent_micro(legs, now_s) or 0) - sum(each.plan.most_micro or 0 for each in attempts)
         times = [(each.created_s, each.state, seen.over_s) for each, seen in zip(attempts, watched, strict=False)]
-        is_counted = self.config.backend in self.report.table["counted"]
+        is_counted = self.config.backend in self.proof.table["counted"]
         uncounted = sum(is_counted and each.state.billed_by is None for each in attempts)
         came = {"unwatched": len(legs) - len(apart), "apart_s": round(apart_s, 1), "micro": micro, "over_micro": over}
-        return {**came, **checks.of_times(times), "uncounted": uncounted}
-
-    def _exit_codes(self) -> Facts:
-        return {f"exit_{number}": seen.code for number, seen in self.seen.items()}
+        return {**came, **report.of_times(times), "uncounted": uncounted}
 
     def _cleaning(self) -> Facts:
         for job in self.jobs:

@@ -48,33 +48,33 @@ def jobs_of(
     BudgetError if the sum is above `most_micro`, or not known.
     """
     (folder / "task.py").write_bytes((TEMPLATES / "task.py").read_bytes())
-    base, own = read("cloudtrain.yaml"), dict(read("backends.yaml").get(backend, {"limit": "60s"}))
-    limit = own.pop("limit")
+    file, own = folder / "cloudtrain.yaml", dict(read("backends.yaml").get(backend, {"limit": "60s"}))
+    base, limit = read("cloudtrain.yaml"), own.pop("limit")
     first = base | {key: base.get(key, {}) | value for key, value in own.items()} | block | {"backend": backend}
     pace_s = 2 * parse_duration(limit) / first["training"]["max_steps"]  # the last step is out of reach
-    slow = {"KILL_AT": "-1", "PACE_S": str(pace_s)}
-    second = first | {"env": first["env"] | slow, "limits": first["limits"] | {"max_duration": limit}}
+    slow = first["env"] | {"KILL_AT": "-1", "PACE_S": str(pace_s)}
+    second = first | {"env": slow, "limits": first["limits"] | {"max_duration": limit}}
 
-    def made(data: dict[str, Any], *, dry: bool) -> Prepared:
-        config = configs.from_data(data, folder / "cloudtrain.yaml", backend=backend, further=refused)
-        return prepare(config, folder / "cloudtrain.yaml", cache, dry=dry)
+    def made(*budgets: dict[str, Any], dry: bool = True) -> list[Prepared]:
+        given = [data | budget for data, budget in zip((first, second), budgets or ({}, {}), strict=True)]
+        loaded = [configs.from_data(data, file, backend=backend, further=refused) for data in given]
+        return [prepare(config, file, cache, dry=dry) for config in loaded]
 
-    dry = [made(data, dry=True) for data in (first, second)]
-    if dry[0].plan.worst_case_micro is None:
-        why = _read_price(dry[0])
-        dry = [made(data, dry=True) for data in (first, second)]
-    plans = [each.plan for each in dry]
-    if plans[0].worst_case_micro is None:
-        message = f"what the selftest may cost is not known: no price of {plans[0].machine}; {why}"
-        hint = f"cloudtrain prices refresh --backend {backend} --type {plans[0].machine}"
-        raise BudgetError(message, hint=f"{hint}, or set {backend}.price_per_hour")
-    worst = [runs * (plan.worst_case_micro or 0) for runs, plan in zip((2, 1), plans, strict=True)]
+    why, jobs = "", made()
+    if jobs[0].plan.worst_case_micro is None:
+        why, jobs = _read_price(jobs[0]), made()
+    if jobs[0].plan.worst_case_micro is None:
+        machine = jobs[0].plan.machine
+        hint = f"cloudtrain prices refresh --backend {backend} --type {machine}, or set {backend}.price_per_hour"
+        raise BudgetError(f"what the selftest may cost is not known: no price of {machine}; {why}", hint=hint)
+    worst = [runs * (job.plan.worst_case_micro or 0) for runs, job in zip((2, 1), jobs, strict=True)]
     if sum(worst) > most_micro:
-        message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
         enough = format_money(up(sum(worst))).replace(" ", "")
-        raise BudgetError(message, where="--budget", hint=f"cloudtrain selftest {backend} --budget {enough}")
+        hint = f"cloudtrain selftest {backend} --budget {enough}"
+        message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
+        raise BudgetError(message, where="--budget", hint=hint)
     budgets = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in worst]
-    return [made(data | budget, dry=False) for data, budget in zip((first, second), budgets, strict=True)], sum(worst)
+    return made(*budgets, dry=False), sum(worst)
 
 
 def _read_price(prepared: Prepared) -> str:

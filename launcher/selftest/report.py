@@ -1,4 +1,7 @@
-"""The report of a selftest: numbers and words of a fixed list, fit to be attached to an issue; two of them compared."""
+"""The facts of what a selftest has seen, their verdicts, and the report, fit to be attached to an issue.
+
+A report has numbers and words of a fixed list.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,104 @@ import os
 import re
 import socket
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints import atomic_json, processes
 
 from ..errors import ConfigError
+from ..job import State
 from ..planning.prepared import Prepared, region_of
 from ..text.terminal import say_each
-from .checks import Facts, differing
 
+Facts = dict[str, Any]
 LEAST_INSIDE = 4  # characters of a value that is searched for inside a longer word
 MOST_SMALL = 99_999  # a larger number of a block may be an account or a project
 BLOCKING = {"state", "starts"}  # facts without which later steps make no sense
 FACTOR, APART_S = 2.0, 5.0  # times of two reports differ beyond both
+
+
+class TaskLine(NamedTuple):
+    """A line of the selftest's task. `life`: the rank's process, which is `of` that rank by its own word."""
+
+    attempt: int
+    rank: int | None
+    of: int
+    life: str
+    step: int
+    loss: float
+    late_s: float
+    """From its print, by the clock of its host, to its arrival here."""
+    stamp_off_s: float = 0.0
+    """From its print to the time that it has at the platform."""
+
+
+def differing(expected: Mapping[str, Any], came: Mapping[str, Any]) -> list[str]:
+    """Return the names whose value is not the expected one; templates/selftest/steps.yaml says how to expect."""
+    return [name for name, value in expected.items() if not _is_met(value, came.get(name))]
+
+
+def _is_met(expected: Any, value: Any) -> bool:
+    if not isinstance(expected, dict):
+        return bool(expected == value)
+    if order := expected.get("order"):
+        rest = iter(order)
+        return bool(value) and value[-1] == order[-1] and order[1] in value and all(each in rest for each in value)
+    return value is not None and expected.get("least", value) <= value <= expected.get("most", value)
+
+
+def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> Facts:
+    """Return the faults of the lines of both ranks, over all starts of an attempt and over all attempts."""
+    lives: dict[tuple[int, int | None], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for line in lines:
+        lives[line.attempt, line.rank][line.life].append(line.step)
+    runs = [run for of_rank in lives.values() for run in of_rank.values()]
+    pairs = [pair for run in runs for pair in pairwise(run)]
+    lost = sum(max(run) - min(run) + 1 - len(set(run)) for run in runs)
+    for attempt in {attempt for attempt, _ in lives}:
+        starts = [*zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=[])]
+        for number, both in enumerate(starts, 1):
+            last = sorted(max(run, default=-1) for run in both)
+            lost += max(0, last[1] - last[0] - (number < len(starts)))  # at a kill a rank may be a step behind
+    late_s, off_s = [line.late_s for line in lines] or [0.0], [line.stamp_off_s for line in lines] or [0.0]
+    stamp_off_s = max(off_s, key=abs)
+    return {
+        "ranks": len({line.rank for line in lines}),
+        "lines": len(lines),
+        "misplaced": sum(line.rank != line.of for line in lines),
+        "lost": lost,
+        "missing": max_steps - 1 - max((line.step for line in lines), default=-1),
+        "twice": sum(step == after for step, after in pairs),
+        "disordered": sum(step > after for step, after in pairs),
+        "late_s": round(max(0.0, max(late_s) - held_back_s), 1),
+        "ahead_s": round(max(0.0, -min(late_s)), 1),
+        "stamp_off_s": round(stamp_off_s, 1),
+    }
+
+
+def of_times(times: Sequence[tuple[float, State, float]]) -> Facts:
+    """Return how far the platform's times are before the send or after the seen end, and its bill outside of them."""
+    clock, billed = [0.0], [0.0]
+    for sent_s, state, over_s in times:
+        both = state.started_s or sent_s, state.ended_s or over_s
+        clock += [min(*both, sent_s) - sent_s, max(*both, over_s) - over_s]
+        if state.billed_s is not None:
+            billed += [min(0.0, state.billed_s - both[1] + both[0]), max(0.0, state.billed_s - over_s + sent_s)]
+    clock_off_s, billed_off_s = (max(each, key=abs) for each in (clock, billed))
+    return {"clock_off_s": round(clock_off_s, 1), "billed_off_s": round(billed_off_s, 1)}
+
+
+def of_losses(lines: Sequence[TaskLine]) -> Facts:
+    """Compare the losses of each step that ran again, after a kill or in an undisturbed job, to the bit."""
+    losses: dict[tuple[int | None, int], list[float]] = defaultdict(list)
+    for line in lines:
+        losses[line.rank, line.step].append(line.loss)
+    again = [each for each in losses.values() if len(each) > 1]
+    return {"compared": len(again), "unlike": sum(len(set(each)) > 1 for each in again)}
 
 
 class ProofReport:

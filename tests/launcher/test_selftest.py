@@ -14,8 +14,8 @@ from conftest import Cli
 
 from cloudtrain.entrypoints import processes
 from cloudtrain.launcher.errors import ConfigError, UnreachableError
-from cloudtrain.launcher.selftest import checks, life, planned, report
-from cloudtrain.launcher.selftest.checks import TaskLine
+from cloudtrain.launcher.selftest import life, planned, report
+from cloudtrain.launcher.selftest.report import TaskLine
 from doubles.waiting import until
 
 TABLE = planned.read("steps.yaml")
@@ -36,16 +36,16 @@ def lines(**changes: Any) -> list[TaskLine]:
 
 def verdict(step: str, came: dict[str, Any]) -> list[str]:
     """Return the names that differ from what the table of steps expects."""
-    return checks.differing(STEPS[step]["expected"], came)
+    return report.differing(STEPS[step]["expected"], came)
 
 
 def test_lines_of_a_kill_and_a_resume_are_as_expected() -> None:
     """Repeated steps after a kill are no faults; rank 0 may have printed no line of the step of the kill."""
     whole = lines()
-    assert verdict("log lines", checks.of_lines(whole, 30, 0.0)) == []
+    assert verdict("log lines", report.of_lines(whole, 30, 0.0)) == []
     behind = [line for line in whole if (line.life, line.step) != ("a0", 19)]
-    assert verdict("log lines", checks.of_lines(behind, 30, 0.0)) == []
-    assert verdict("losses", checks.of_losses([*whole, *lines()])) == []
+    assert verdict("log lines", report.of_lines(behind, 30, 0.0)) == []
+    assert verdict("losses", report.of_losses([*whole, *lines()])) == []
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_lines_of_a_kill_and_a_resume_are_as_expected() -> None:
 )
 def test_faulty_lines_are_named(seen: list[TaskLine], name: str) -> None:
     """A lost line, also a rank's last line or a whole start, a repeated, a disordered and a late line are faults."""
-    assert name in verdict("log lines", checks.of_lines(seen, 30, 0.0))
+    assert name in verdict("log lines", report.of_lines(seen, 30, 0.0))
 
 
 def test_loss_that_differs_in_its_last_bit_is_named() -> None:
     """The loss of a repeated step counts to the bit; without repeated steps nothing is proven."""
     seen = lines()
     seen[-1] = seen[-1]._replace(step=16, loss=16 / 7 + 4e-16)
-    assert verdict("losses", checks.of_losses(seen)) == ["unlike"]
-    assert verdict("losses", checks.of_losses(seen[:20])) == ["compared"]
+    assert verdict("losses", report.of_losses(seen)) == ["unlike"]
+    assert verdict("losses", report.of_losses(seen[:20])) == ["compared"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from cloudtrain.launcher.backend import accepted
 from cloudtrain.launcher.backend.accepted import Accepted
 from cloudtrain.launcher.job import State
-from cloudtrain.launcher.selftest import checks
+from cloudtrain.launcher.selftest import report
 
 STAGES = [["Starting", "Pending"], ["Training"], ["Stopping"], ["Stopped", "Failed"]]
 
@@ -92,5 +92,5 @@ def test_words_of_the_platform_keep_the_order_of_its_stages(
 )
 def test_times_of_the_platform_are_within_ours(state: State, clock_off_s: float, billed_off_s: float) -> None:
     """A start before the send, an end after the seen end, and a bill that does not fit are told in seconds."""
-    came = checks.of_times([(100.0, state, 150.0)])
+    came = report.of_times([(100.0, state, 150.0)])
     assert came == {"clock_off_s": clock_off_s, "billed_off_s": billed_off_s}
