@@ -198,7 +198,8 @@ def compared(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     found = []
     for step in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(step, {}), theirs.get(step, {})
-        for name in sorted((one.keys() | other.keys()) - {"step", "expected", "came"}):
+        names = (one.keys() | other.keys()) - {"step", "expected", "came"} if one and other else {"verdict"}
+        for name in sorted(names):
             if _is_unlike(name, one.get(name), other.get(name)):
                 found.append(f"{step}, {name}: {_shown(one.get(name))}, before {_shown(other.get(name))}")
     return found

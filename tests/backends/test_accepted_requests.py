@@ -72,7 +72,7 @@ def compared(request: pytest.FixtureRequest, home: Path, tmp_path: Path) -> Call
         sent = Request.load(platform_name("j", 1), attempt.request)
         told = backends.load(backend).accepted(sent, attempt.ref)
         assert accepted.of_words([told.words], planned.read("steps.yaml")["stages"][backend])["unknown"] == []
-        return accepted.of_requests(told.sent, told.there)
+        return accepted.of_requests([told])
 
     return compare
 

@@ -182,6 +182,20 @@ RUNS: dict[str, list[Seed]] = {
             r"clock_off_s: expected least: -15, most: 15, came 3\d\d\d",
         ),
     ],
+    "sagemaker-later": [
+        Seed(
+            "the second and the third request get longer limits",
+            _change(CREATE, "StoppingCondition/MaxRuntimeInSeconds", "scale", 3, at="request", after=1),
+            "accepted request",
+            r"StoppingCondition.MaxRuntimeInSeconds: \d+, accepted 3600",
+        ),
+        Seed(
+            "the start is told a minute late",
+            _change(DESCRIBE, "TrainingStartTime", "shift", 70),
+            "bill",
+            r"clock_off_s: expected least: -15, most: 15, came [3-7]\d",
+        ),
+    ],
     "sagemaker-kill": [
         Seed(
             "a rank's kill ends the container",

@@ -168,7 +168,11 @@ def test_comparison_names_verdicts_states_codes_and_times(tmp_path: Path, cli: C
         "states, states_1: stopped, before running, stopped",
         "states, verdict: differs, before ok",
     ]
-    assert report.compared({"steps": [{**same, "step": "bill", "came": {"micro": 5}}]}, old)
+    bill = {**same, "step": "bill", "came": {"micro": 5}}
+    assert report.compared({"steps": [bill]}, old) == [
+        "bill, verdict: ok, before nothing",
+        "states, verdict: nothing, before ok",
+    ]
     assert report.compared({"steps": [{**same, "came": {"states_1": ["stopped"], "late_s": 1.0}}]}, old) == []
     unchecked = {**row, "verdict": "not checked", "seconds": 0.0, "came": {"why": "resume"}}
     assert report.compared({"steps": [unchecked]}, old) == [
