@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from ..logs.view import View
 from ..metering import meter
 from ..planning.prepare import Prepared
 from ..store.registry import Registry
-from ..text.terminal import reporting, say
+from ..text.terminal import reporting, say, say_each
 from . import report
 from .report import Facts, ProofReport, TaskLine
 
@@ -53,6 +54,7 @@ class Selftest:
         self.registry, self.prepared, self.proof = registry, prepared, proof
         self.backend, self.config, self.file = prepared[0].backend, prepared[0].config, prepared[0].config_file
         self.seen, self.passed = dict[int, Watched](), set[str]()
+        self.now = copy_context().run  # in it, `say` reaches the user before the step's end
 
     def run(self) -> None:
         """Run all steps; whatever happens, the last one runs too."""
@@ -92,7 +94,9 @@ class Selftest:
     def _doctor(self) -> Facts:
         wrong = [check for check in adopt.checks(self.config.backend, self.config) if check.verdict != "ok"]
         failed = [f"{check.name}: {check.found}; {check.cure}" for check in wrong if check.verdict == "fail"]
-        say("\n".join(failed))
+        say_each(failed)
+        warned = [f"warning: {check.name}: {check.found}; {check.cure}" for check in wrong if check.verdict != "fail"]
+        self.now(say_each, warned)
         return {"failed": len(failed), "warned": len(wrong) - len(failed)}
 
     def _dry_run(self) -> Facts:
@@ -112,7 +116,7 @@ class Selftest:
     def _watch(self, job: Job, number: int, act: Callable[[Job], None] = lambda job: None) -> Job:
         """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
         seen, plan, heard_s = self.seen.setdefault(number, Watched()), job.attempt.plan, 0.0
-        wait_s = GIVE_UP_S + (self.config.limits.max_wait or 0.0)
+        wait_s, waits = GIVE_UP_S + (self.config.limits.max_wait or 0.0), None
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + wait_s
 
         def hear() -> None:
@@ -127,6 +131,8 @@ class Selftest:
                     seen.lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s, stamp_off_s=stamp_off_s))
             job = self.registry.find(job.id)
             seen.states += {job.attempt.state.state} - {*seen.states[-1:]}
+            if job.attempt.state.state == "pending" and waits != (waits := job.attempt.state.detail) and waits:
+                self.now(say, f"    {waits}")
             if job.attempt.state.started_s:
                 seen.started_s = seen.started_s or time.time()
             act(job)
