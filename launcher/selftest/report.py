@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import re
 import socket
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -47,12 +47,8 @@ class TaskLine(NamedTuple):
     """From its print to the time that it has at the platform."""
 
 
-def differing(expected: Mapping[str, Any], came: Mapping[str, Any]) -> list[str]:
-    """Return the names whose value is not the expected one; templates/selftest/steps.yaml says how to expect."""
-    return [name for name, value in expected.items() if not _is_met(value, came.get(name))]
-
-
-def _is_met(expected: Any, value: Any) -> bool:
+def is_met(expected: Any, value: Any) -> bool:
+    """Return whether the value is the expected one; templates/selftest/steps.yaml says how to expect."""
     if not isinstance(expected, dict):
         return bool(expected == value)
     if order := expected.get("order"):
@@ -66,16 +62,14 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
     lives: dict[tuple[int, int | None], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         lives[line.attempt, line.rank][line.life].append(line.step)
-    runs = [run for of_rank in lives.values() for run in of_rank.values()]
-    pairs = [pair for run in runs for pair in pairwise(run)]
-    lost = sum(max(run) - min(run) + 1 - len(set(run)) for run in runs)
+    pairs, lost = [pair for of_rank in lives.values() for run in of_rank.values() for pair in pairwise(run)], 0
     for attempt in {attempt for attempt, _ in lives}:
         starts = [*zip_longest(*(lives[attempt, rank].values() for rank in (0, 1)), fillvalue=[])]
         for number, both in enumerate(starts, 1):
-            last = sorted(max(run, default=-1) for run in both)
-            lost += max(0, last[1] - last[0] - (number < len(starts)))  # at a kill a rank may be a step behind
-    late_s, off_s = [line.late_s for line in lines] or [0.0], [line.stamp_off_s for line in lines] or [0.0]
-    stamp_off_s = max(off_s, key=abs)
+            steps, is_last = [step for run in both for step in run], number == len(starts)
+            whole = {*range(min(steps), max(steps) + is_last)}  # at a kill a rank may be a step behind
+            lost += sum(len(whole.difference(run)) for run in both)
+    late_s = [line.late_s for line in lines] or [0.0]
     return {
         "ranks": len({line.rank for line in lines}),
         "lines": len(lines),
@@ -86,7 +80,7 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
         "disordered": sum(step > after for step, after in pairs),
         "late_s": round(max(0.0, max(late_s) - held_back_s), 1),
         "ahead_s": round(max(0.0, -min(late_s)), 1),
-        "stamp_off_s": round(stamp_off_s, 1),
+        "stamp_off_s": max((round(line.stamp_off_s, 1) for line in lines), key=abs, default=0.0),
     }
 
 
@@ -112,9 +106,9 @@ def of_losses(lines: Sequence[TaskLine]) -> Facts:
 
 
 class ProofReport:
-    """The report, written and shown after each step. `table`: steps.yaml; `private`: texts that it must not hold."""
+    """The report, written and shown after each step. `table`: steps.yaml; `private`: what it must not hold."""
 
-    def __init__(self, path: Path, head: Mapping[str, str], table: Mapping[str, Any], private: frozenset[str]) -> None:
+    def __init__(self, path: Path, head: Mapping[str, str], table: Mapping[str, Any], private: re.Pattern[str]) -> None:
         self.path, self.table, self._private = path, table, private
         self.data: dict[str, Any] = {"selftest": 1, "head": head, "steps": []}
 
@@ -126,7 +120,7 @@ class ProofReport:
         """
         expected, noted = (self.table["steps"][step][key] for key in ("expected", "noted"))
         why, failure = came.get("why"), came.get("error")
-        unlike = [] if why or failure else differing(expected, came)
+        unlike = [] if why or failure else [name for name in expected if not is_met(expected[name], came.get(name))]
         verdict = "not checked" if why else "differs" if unlike or failure else "ok"
         known = {name: came[name] for name in (*expected, *noted, "error", "code", "why") if came.get(name) is not None}
         row = {"step": step, "verdict": verdict, "seconds": round(seconds, 1), "expected": expected, "came": known}
@@ -135,10 +129,9 @@ class ProofReport:
         lines += [f"it needs the step: {why}" if why in self.table["steps"] else why] if why else []
         lines += filter(None, words) if verdict == "differs" else []
         say_each([f"{verdict:<12} {step:<18} {seconds:7.1f} s", *(f"    {line}" for line in lines)])
-        for word in {*_texts(self.data)} - {*_texts(self.table)}:
-            if any(_tells(word, value) for value in self._private):
-                message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
-                raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
+        if word := next(filter(self._private.search, {*_texts(self.data)} - {*_texts(self.table)}), None):
+            message = f"the report is not written: at the step `{step}` it would hold a value of yours: {word}"
+            raise ConfigError(message, where=self.path, hint="please report this as a fault, without the value")
         try:
             atomic_json.write_json(self.path, self.data)
         except OSError as error:
@@ -158,23 +151,22 @@ def _texts(value: Any) -> Iterator[str]:
         yield str(value)
 
 
-def _tells(word: str, value: str) -> bool:
-    """Return whether the word tells the value: a short value only as the whole word, for `a` is in many words."""
-    inside = rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
-    return word == value or (len(value) >= LEAST_INSIDE and re.search(inside, word, re.IGNORECASE) is not None)
+def private_texts(block: Mapping[str, Any], head: Mapping[str, str]) -> re.Pattern[str]:
+    """Return a pattern of the block's values, home, user and host; a region or machine of the report is public.
 
-
-def private_texts(block: Mapping[str, Any], head: Mapping[str, str]) -> frozenset[str]:
-    """Return the values of the config's block, home, user and host; a region or machine of the report is public."""
+    A short value is found only as the whole word, for `a` is in many words.
+    """
     values = (text for each in block.values() for text in _texts([*each.values()] if isinstance(each, dict) else each))
     host = socket.gethostname()
     found = {*values, str(Path.home()), processes.user_name(os.getuid()), host, host.partition(".")[0]}
-    return frozenset(found - {head.get("region"), head["machine"], ""})
+    forms = {True: r"(?<![A-Za-z0-9])%s(?![A-Za-z0-9])", False: r"\A%s\Z"}
+    hidden = found - {head.get("region"), head["machine"], ""}
+    return re.compile("|".join(forms[len(each) >= LEAST_INSIDE] % re.escape(each) for each in hidden), re.IGNORECASE)
 
 
 def head_of(prepared: Prepared) -> dict[str, str]:
     """Return the versions, the backend, the region and the machine type."""
-    backend, python = prepared.config.backend, ".".join(map(str, sys.version_info[:3]))
+    backend, python = prepared.config.backend, platform.python_version()
     head = {"cloudtrain": version("cloudtrain"), "python": python, "backend": backend, "machine": prepared.plan.machine}
     needed = [re.split("[^A-Za-z0-9._-]", each)[0] for each in requires("cloudtrain") or () if f'"{backend}"' in each]
     with contextlib.suppress(PackageNotFoundError, IndexError):
@@ -198,13 +190,11 @@ def compared(new: Mapping[str, Any], old: Mapping[str, Any]) -> list[str]:
     found = []
     for step in dict.fromkeys([*ours, *theirs]):
         one, other = ours.get(step, {}), theirs.get(step, {})
-        names, verdicts = {"verdict", "why"}, {one.get("verdict"), other.get("verdict")}
-        if not verdicts & {"not checked", None}:
-            names = (one.keys() | other.keys()) - {"step", "expected", "came"}
-            if verdicts == {"ok"}:  # a poll may miss a short state
-                names -= {name for name in names if name.startswith("states_")}
+        verdicts, names = {one.get("verdict"), other.get("verdict")}, one.keys() | other.keys()
+        names = {"verdict", "why"} if verdicts & {"not checked", None} else names - {"step", "expected", "came"}
         for name in sorted(names):
-            if _is_unlike(name, one.get(name), other.get(name)):
+            may_be_missed = verdicts == {"ok"} and name.startswith("states_")  # a poll may miss a short state
+            if not may_be_missed and _is_unlike(name, one.get(name), other.get(name)):
                 found.append(f"{step}, {name}: {_shown(one.get(name))}, before {_shown(other.get(name))}")
     return found
 
