@@ -37,12 +37,10 @@ GIVE_UP_S, END_S = 900.0, 600.0  # beyond the limits of an attempt; for the end 
 
 @dataclass
 class Watched:
-    """What is seen of an attempt: lines, states, and the platform's own words for the states."""
+    """What is seen of an attempt: states, and the platform's own words for the states."""
 
-    lines: list[TaskLine] = field(default_factory=list)
     states: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
-    code: int | None = None
     started_s: float = 0.0
     over_s: float = 0.0
 
@@ -53,7 +51,7 @@ class Selftest:
     def __init__(self, registry: Registry, prepared: list[Prepared], proof: ProofReport) -> None:
         self.registry, self.prepared, self.proof = registry, prepared, proof
         self.backend, self.config, self.file = prepared[0].backend, prepared[0].config, prepared[0].config_file
-        self.seen, self.passed = dict[int, Watched](), set[str]()
+        self.seen, self.lines, self.passed = dict[int, Watched](), list[TaskLine](), set[str]()
         self.now = copy_context().run  # in it, `say` reaches the user before the step's end
 
     def run(self) -> None:
@@ -85,11 +83,6 @@ class Selftest:
     @property
     def _attempts(self) -> list[tuple[Job, Attempt]]:
         return [(job, attempt) for job in self.jobs for attempt in self.registry.attempts(job)]
-
-    @property
-    def _lines(self) -> list[TaskLine]:
-        """The lines of the first job."""
-        return [line for number in self.seen.keys() & {1, 2} for line in self.seen[number].lines]
 
     def _doctor(self) -> Facts:
         wrong = [check for check in adopt.checks(self.config.backend, self.config) if check.verdict != "ok"]
@@ -124,11 +117,11 @@ class Selftest:
                 heard = record.words if (record := self._record(job, job.attempt)) else ()
                 seen.words[:] = heard if len(heard) > 1 else [*seen.words, *({*heard} - {*seen.words[-1:]})]
 
-        for attempt, page in follow.read(self.registry, job, View(), following=True):
+        for _, page in follow.read(self.registry, job, View(), following=True):
             for line, event in ((line, events.parse(line.text)[1] or {}) for line in page):
                 if event.pop("e", "") == "selftest":
                     late_s, stamp_off_s = time.time() - event["at"], line.time_s - event.pop("at")
-                    seen.lines.append(TaskLine(attempt, line.rank, **event, late_s=late_s, stamp_off_s=stamp_off_s))
+                    self.lines.append(TaskLine(number, line.rank, **event, late_s=late_s, stamp_off_s=stamp_off_s))
             job = self.registry.find(job.id)
             seen.states += {job.attempt.state.state} - {*seen.states[-1:]}
             if job.attempt.state.state == "pending" and waits != (waits := job.attempt.state.detail) and waits:
@@ -145,7 +138,7 @@ class Selftest:
             if time.monotonic() > most_s:
                 raise CloudtrainError(f"{job.id} has not ended within its limits")
         hear()
-        seen.over_s, seen.code = time.time(), exit_code(state := job.attempt.state)
+        seen.over_s, state = time.time(), job.attempt.state
         say("\n".join(failure_lines(state.error)) if state.error else state.detail or "")
         return job
 
@@ -157,17 +150,17 @@ class Selftest:
             is_running = job.attempt.state.state == "running" and bool(job.attempt.progress.get("step"))
             if is_running and not told:
                 told.update(read_view(self.registry, job).as_json())
-            if is_running and not asked and self._starts() > 1 and self._lines[-1].step >= last_step:
+            if is_running and not asked and self._starts() > 1 and self.lines[-1].step >= last_step:
                 asked.append(stopping.ask(self.registry, job.id).verdict)
 
         self._watch(self.jobs[0], 1, act)
         return told
 
     def _starts(self) -> int:
-        return len({line.life for line in self._lines if (line.attempt, line.rank) == (1, 1)})
+        return len({line.life for line in self.lines if (line.attempt, line.rank) == (1, 1)})
 
     def _kill_of_a_rank(self) -> Facts:
-        came, steps = _of(self.jobs[0]), [line.step + 1 for line in self._lines]
+        came, steps = _of(self.jobs[0]), [line.step + 1 for line in self.lines]
         return {**came, "starts": self._starts(), "undone": max(steps, default=0) - (came["saved_step"] or 0)}
 
     _stop_with_save = _kill_of_a_rank  # a step takes the facts that its row of the table names
@@ -179,7 +172,8 @@ class Selftest:
         prepared = retry.prepare_next(self.registry, job, ['env.PACE_S="0"'])
         sending.require_room(self.registry, prepared, is_first=False)
         job = self._watch(queue.drive(self.registry, sending.resend(self.registry, job, prepared)), 2)
-        return {**_of(job), "skipped": min((line.step for line in self.seen[2].lines), default=-1) - saved_step}
+        steps = [line.step for line in self.lines if line.attempt == 2]
+        return {**_of(job), "skipped": min(steps, default=-1) - saved_step}
 
     def _artifacts(self) -> Facts:
         with TemporaryDirectory(prefix="cloudtrain-") as folder:
@@ -201,10 +195,10 @@ class Selftest:
     def _states(self) -> Facts:
         pace, training = self.backend.pace(self.jobs[0].attempt.ref or {}), self.config.training
         most_steps, late_s = (training and training.max_steps) or 0, pace.hold_back_s + pace.late_s
-        came = report.of_losses([line for seen in self.seen.values() for line in seen.lines])
-        for number, seen in self.seen.items():
-            came |= {f"states_{number}": seen.states, f"exit_{number}": seen.code}
-        return came | report.of_lines(self._lines, most_steps, late_s)
+        came = report.of_losses(self.lines)
+        for (number, seen), (_, attempt) in zip(self.seen.items(), self._attempts, strict=False):
+            came |= {f"states_{number}": seen.states, f"exit_{number}": exit_code(attempt.state)}
+        return came | report.of_lines([line for line in self.lines if line.attempt < 3], most_steps, late_s)
 
     _log_lines = _losses = _exit_codes = _states
 
