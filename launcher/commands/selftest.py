@@ -16,21 +16,18 @@ from cloudtrain.entrypoints.format import most
 from ..backend_table import DEFAULT
 from ..errors import UsageError
 from ..text.terminal import confirm, print_json, print_text, say, say_each
-from .options import DEFAULT_FILE, completes, examples, file_option, json_option, reads, yes_option
+from .options import DEFAULT_FILE, cli_command, completes, file_option, json_option, path_option, reads, yes_option
 
 _BUDGET: dict[str, Any] = {"default": "2USD", "show_default": True, "metavar": "USD", "callback": reads("parse_money")}
-_FILE = click.Path(path_type=Path)
 
 
-@click.command(
-    "selftest", epilog=examples("cloudtrain selftest ssh", "cloudtrain selftest --from new.json --against old.json")
-)
+@cli_command("selftest", "cloudtrain selftest ssh", "cloudtrain selftest --from new.json --against old.json")
 @click.argument("backend", required=False, shell_complete=completes("backends"))
 @file_option("Take the backend's block of this file.")
 @click.option("--budget", "budget_micro", help="Most that the selftest may cost.", **_BUDGET)
-@click.option("-o", "--output", type=_FILE, help="The report.  [default: selftest-BACKEND.json]")
-@click.option("--against", type=_FILE, metavar="FILE", help="Compare the report with this older one.")
-@click.option("--from", "given", type=_FILE, metavar="FILE", help="With --against: compare this report; run nothing.")
+@path_option("-o", "--output", help="The report.  [default: selftest-BACKEND.json]")
+@path_option("--against", metavar="FILE", help="Compare the report with this older one.")
+@path_option("--from", "given", metavar="FILE", help="With --against: compare this report; run nothing.")
 @yes_option
 @json_option
 def command(against: Path | None, given: Path | None, as_json: bool, **options: Any) -> int:
@@ -44,20 +41,18 @@ def command(against: Path | None, given: Path | None, as_json: bool, **options: 
 
     if given is not None and against is None:
         raise UsageError("--from compares a report with an older one", hint="add --against FILE")
-    old = None if against is None else report.read(against)
-    data, code = (report.read(given), 0) if given is not None else _run(**options)
-    unlike = [] if old is None else report.compared(data, old)
+    old = report.read(against) if against else None
+    data = report.read(given) if given else _run(**options)
+    unlike = report.compared(data, old) if old else []
     if as_json:
-        print_json(data | ({} if old is None else {"unlike": unlike}))
-    elif old is not None:
+        print_json(data | ({"unlike": unlike} if old else {}))
+    elif old:
         print_text(unlike or [f"no step differs from {against}"])
-    return code or int(given is not None and bool(unlike))
+    return int(bool(unlike) if given else not data["steps"] or "differs" in {row["verdict"] for row in data["steps"]})
 
 
-def _run(
-    backend: str | None, file: Path | None, budget_micro: int, output: Path | None, yes: bool
-) -> tuple[dict[str, Any], int]:
-    """Return the report, and 1 if a step differs or the user does not approve the costs."""
+def _run(backend: str | None, file: Path | None, budget_micro: int, output: Path | None, yes: bool) -> dict[str, Any]:
+    """Return the report, without steps if the user does not approve the costs."""
     from .. import config as configs
     from ..jobs.approval import require_allowed
     from ..selftest import life, planned, report
@@ -76,7 +71,7 @@ def _run(
             say("the selftest costs nothing")
         elif not confirm(f"The selftest may cost up to {most(worst_micro)}. Start it?", yes=yes):
             say("not sent")
-            return found.data, 1
+            return found.data
         selftest = life.Selftest(registry, jobs, found)
         for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: no job stays after a kill or a closed terminal
             if signal.getsignal(number) == signal.SIG_DFL:
@@ -88,4 +83,4 @@ def _run(
                 say(f"left: {job.id}; cloudtrain {'stop' if job.active else 'rm --everywhere'} {job.id}")
             counts = Counter(row["verdict"] for row in found.data["steps"])
             say(f"{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}; the report is in {path}")
-        return found.data, int("differs" in counts)
+        return found.data
