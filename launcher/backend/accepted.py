@@ -14,7 +14,7 @@ _NAMES = ("name", "Key", "ChannelName")  # of an element of a list
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 _OF_USERS = re.compile(r"(?:.*\.)?(?:tags|labels|environmentVariables|Environment|env)\.(?!cloudtrain)", re.IGNORECASE)
 # Harmless conversions: an ARN stands for a name, a project's number for its name; PT90S is PT1M30S.
-_FORM = re.compile(r"(?:arn:(?:[^:]*:){4}(?:[\w-]+[:/])?|projects/[^/]+/)?(.*)", re.DOTALL)
+_PREFIX = re.compile(r"^(?:arn:(?:[^:]*:){4}(?:[\w-]+[:/])?|projects/[^/]+/)")
 _DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?")
 
 
@@ -82,13 +82,11 @@ def _by_name(value: Any) -> dict[str, Any]:
     return {str(name or number): each for number, (name, each) in enumerate(zip(named, value, strict=True))}
 
 
-def _meaning(value: Any) -> Any:
+def _meaning(value: Any) -> float | str:
     """Return seconds for a duration, a number for its text, the name for an ARN."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return value
     if found := _DURATION.fullmatch(str(value)):
         return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True))
-    text = _FORM.sub(r"\1", str(value), count=1)
+    text = _PREFIX.sub("", str(value))
     return float(text.removesuffix("s")) if re.fullmatch(r"\d+(\.\d+)?s?", text) else text
 
 
