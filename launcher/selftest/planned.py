@@ -7,12 +7,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from cloudtrain.entrypoints.format import most, up
 
 from .. import config as configs
 from ..advice.preparing import prepare
 from ..backend_table import traits
-from ..config import yamlfile
 from ..errors import BudgetError
 from ..planning.prepare import Prepared, refused
 from ..prices import refreshing
@@ -25,9 +26,7 @@ TAKEN = ("image", "project")  # of the user's file, besides the backend's block
 
 def read(name: str) -> dict[str, Any]:
     """Return the data of a YAML file of the templates."""
-    root = yamlfile.parse((TEMPLATES / name).read_text(encoding="utf-8"), name, {}).root
-    assert root is not None, "the file is a part of cloudtrain"
-    return dict(root.data())
+    return dict(yaml.safe_load((TEMPLATES / name).read_text(encoding="utf-8")))
 
 
 def block_of(file: Path | None, backend: str) -> dict[str, Any]:
@@ -55,9 +54,8 @@ def jobs_of(
     slow = first["env"] | {"KILL_AT": "-1", "PACE_S": str(pace_s)}
     second = first | {"env": slow, "limits": first["limits"] | {"max_duration": limit}}
 
-    def made(*budgets: dict[str, Any], dry: bool = True) -> list[Prepared]:
-        given = [data | budget for data, budget in zip((first, second), budgets or ({}, {}), strict=True)]
-        loaded = [configs.from_data(data, file, backend=backend, further=refused) for data in given]
+    def made(*, dry: bool = True) -> list[Prepared]:
+        loaded = [configs.from_data(data, file, backend=backend, further=refused) for data in (first, second)]
         return [prepare(config, file, cache, dry=dry) for config in loaded]
 
     why, jobs = "", made()
@@ -73,8 +71,9 @@ def jobs_of(
         hint = f"cloudtrain selftest {backend} --budget {enough}"
         message = f"the selftest may cost up to {most(sum(worst))}, above {format_money(most_micro)}"
         raise BudgetError(message, where="--budget", hint=hint)
-    budgets = [{"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {} for micro in worst]
-    return made(*budgets, dry=False), sum(worst)
+    for data, micro in zip((first, second), worst, strict=True):
+        data |= {"budget": {"limit": f"{micro / 1e6:.6f} USD"}} if micro else {}
+    return made(dry=False), sum(worst)
 
 
 def _read_price(prepared: Prepared) -> str:
