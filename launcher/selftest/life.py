@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,12 +36,13 @@ GIVE_UP_S, END_S = 900.0, 600.0  # beyond the limits of an attempt; for the end 
 
 @dataclass
 class Watched:
-    """What is seen of an attempt: states, and the platform's own words for the states."""
+    """What is seen of an attempt: states, the platform's own words for them, and the status."""
 
     states: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     started_s: float = 0.0
     over_s: float = 0.0
+    status: Facts = field(default_factory=dict)
 
 
 class Selftest:
@@ -106,9 +106,10 @@ class Selftest:
             return None
         return self.backend.accepted(Request.load(platform_name(job.id, attempt.number), attempt.request), attempt.ref)
 
-    def _watch(self, job: Job, number: int, act: Callable[[Job], None] = lambda job: None) -> Job:
-        """Follow an attempt to its end, and note what is seen; `act` gets the job at each poll."""
-        seen, plan, heard_s = self.seen.setdefault(number, Watched()), job.attempt.plan, 0.0
+    def _watch(self, job: Job, number: int) -> Job:
+        """Follow an attempt to its end, and note what is seen; stop the first attempt some steps after the kill."""
+        seen, plan, heard_s, is_asked = self.seen.setdefault(number, Watched()), job.attempt.plan, 0.0, False
+        stop_step = int(self.config.env["KILL_AT"]) + AFTER_KILL
         wait_s, waits = GIVE_UP_S + (self.config.limits.max_wait or 0.0), None
         most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + wait_s
 
@@ -128,7 +129,10 @@ class Selftest:
                 self.now(say, f"    {waits}")
             if job.attempt.state.started_s:
                 seen.started_s = seen.started_s or time.time()
-            act(job)
+            if job.attempt.state.state == "running" and job.attempt.progress.get("step"):
+                seen.status = seen.status or read_view(self.registry, job).as_json()
+                if not is_asked and number == 1 and self._starts() > 1 and self.lines[-1].step >= stop_step:
+                    is_asked = bool(stopping.ask(self.registry, job.id))
             if time.monotonic() > heard_s + HEAR_S:
                 hear()
                 heard_s = time.monotonic()
@@ -143,18 +147,9 @@ class Selftest:
         return job
 
     def _status(self) -> Facts:
-        """Follow the first attempt past the kill to the stop; the status is asked for while the job runs."""
-        last_step, told, asked = int(self.config.env["KILL_AT"]) + AFTER_KILL, Facts(), list[str]()
-
-        def act(job: Job) -> None:
-            is_running = job.attempt.state.state == "running" and bool(job.attempt.progress.get("step"))
-            if is_running and not told:
-                told.update(read_view(self.registry, job).as_json())
-            if is_running and not asked and self._starts() > 1 and self.lines[-1].step >= last_step:
-                asked.append(stopping.ask(self.registry, job.id).verdict)
-
-        self._watch(self.jobs[0], 1, act)
-        return told
+        """Follow the first attempt past the kill to the stop; the status was asked for while the job ran."""
+        self._watch(self.jobs[0], 1)
+        return self.seen[1].status
 
     def _starts(self) -> int:
         return len({line.life for line in self.lines if (line.attempt, line.rank) == (1, 1)})
