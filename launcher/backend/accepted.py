@@ -11,7 +11,6 @@ from ..text.terminal import say
 from . import JobRef, Request
 
 _NAMES = ("name", "Key", "ChannelName")  # of an element of a list
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
 _OF_USERS = re.compile(r"(?:.*\.)?(?:tags|labels|environmentVariables|Environment|env)\.(?!cloudtrain)", re.IGNORECASE)
 # Harmless conversions: an ARN stands for a name, a project's number for its name; PT90S is PT1M30S.
 _PREFIX = re.compile(r"^(?:arn:(?:[^:]*:){4}(?:[\w-]+[:/])?|projects/[^/]+/)")
@@ -64,11 +63,11 @@ def _compare(sent: Any, there: Any, path: str, came: dict[str, list[str]]) -> No
     ours, theirs = _by_name(sent), _by_name(there)
     for name in sorted(ours.keys() | theirs.keys()):
         below, value, answer = f"{path}.{name}".strip("."), ours.get(name), theirs.get(name)
-        if answer is None and value not in _NOTHING:
+        if answer is None and value:
             came["left_out"].append(below)
         elif name in ours and answer is not None:
             _compare(value, answer, below, came)
-        elif answer not in _NOTHING and not name.upper().startswith("CLOUDTRAIN"):
+        elif answer and not name.upper().startswith("CLOUDTRAIN"):
             # An organisation's own tag, or an id as a key, may name the account.
             is_public = re.fullmatch(r"[A-Za-z]\w{0,40}|\d{1,3}", name) and not _OF_USERS.match(below)
             came["added"].append(below if is_public else f"{path}.?".strip("."))

@@ -109,9 +109,8 @@ class Selftest:
     def _watch(self, job: Job, number: int) -> Job:
         """Follow an attempt to its end, and note what is seen; stop the first attempt some steps after the kill."""
         seen, plan, heard_s, is_asked = self.seen.setdefault(number, Watched()), job.attempt.plan, 0.0, False
-        stop_step = int(self.config.env["KILL_AT"]) + AFTER_KILL
-        wait_s, waits = GIVE_UP_S + (self.config.limits.max_wait or 0.0), None
-        most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + wait_s
+        stop_step, waits = int(self.config.env["KILL_AT"]) + AFTER_KILL, None
+        most_s = time.monotonic() + plan.cap_s + plan.terms.tail_s + GIVE_UP_S + (self.config.limits.max_wait or 0.0)
 
         def hear() -> None:
             with contextlib.suppress(CloudtrainError):  # the next look may have an answer

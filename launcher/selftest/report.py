@@ -69,7 +69,6 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
             steps, is_last = [step for run in both for step in run], number == len(starts)
             whole = {*range(min(steps), max(steps) + is_last)}  # at a kill a rank may be a step behind
             lost += sum(len(whole.difference(run)) for run in both)
-    late_s = [line.late_s for line in lines] or [0.0]
     return {
         "ranks": len({line.rank for line in lines}),
         "lines": len(lines),
@@ -78,9 +77,9 @@ def of_lines(lines: Sequence[TaskLine], max_steps: int, held_back_s: float) -> F
         "missing": max_steps - 1 - max((line.step for line in lines), default=-1),
         "twice": sum(step == after for step, after in pairs),
         "disordered": sum(step > after for step, after in pairs),
-        "late_s": round(max(0.0, max(late_s) - held_back_s), 1),
-        "ahead_s": round(max(0.0, -min(late_s)), 1),
-        "stamp_off_s": max((round(line.stamp_off_s, 1) for line in lines), key=abs, default=0.0),
+        "late_s": max([0.0, *(round(line.late_s - held_back_s, 1) for line in lines)]),
+        "ahead_s": max([0.0, *(round(-line.late_s, 1) for line in lines)]),
+        "stamp_off_s": max([0.0, *(round(line.stamp_off_s, 1) for line in lines)], key=abs),
     }
 
 
