@@ -16,7 +16,7 @@ from ..store.registry import Registry
 from ..text.tables import hidden, table, width
 from ..text.terminal import json_line, print_lines, say, say_each, when, write
 from ..text.units import as_usd
-from .options import cli_command, count_option, duration_s, flag, json_option
+from .options import cli_command, count_option, duration_option, flag, json_option
 
 SHOWN = 20
 STATES = ("pending", "running", "stopping", "succeeded", "failed", "stopped")
@@ -38,7 +38,7 @@ DROPPED = ("USD", "BACKEND", "SUBMITTED", "PROGRESS", "RANKS")  # on a narrow te
     "--state", "states", multiple=True, type=click.Choice(STATES), help="Only jobs in this state; repeatable."
 )
 @click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only jobs of this backend; repeatable.")
-@click.option("--since", metavar="DURATION", help="Only jobs submitted within: `90m`, `7d`.")
+@duration_option("--since", help="Only jobs submitted within: `90m`, `7d`.")
 @click.option("--project", metavar="NAME", help="Only jobs that count against this project.")
 @click.option("--tag", "tags", multiple=True, metavar="KEY[=VALUE]", help="Only jobs with this tag; repeatable.")
 @json_option
@@ -48,7 +48,7 @@ def command(
     limit: int | None,
     states: tuple[str, ...],
     backends: tuple[str, ...],
-    since: str | None,
+    since: int | None,
     project: str | None,
     tags: tuple[str, ...],
     as_json: bool,
@@ -64,7 +64,7 @@ def command(
         backends=frozenset(backends),
         project=project,
         tags=tuple(map(_tag, tags)),
-        since_s=None if since is None else time.time() - duration_s("--since", since),
+        since_s=None if since is None else time.time() - since,
         limit=limit or (None if everything or as_json else SHOWN),
         hides_unsent=not (everything or as_json),
     )

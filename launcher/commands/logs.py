@@ -15,7 +15,7 @@ from ..logs.view import View, parse_ranks
 from ..store.registry import Registry
 from ..store.tries import with_machines
 from ..text.terminal import say
-from .options import WholeNumber, cli_command, completes, duration_s, flag, job_argument, json_option
+from .options import WholeNumber, cli_command, completes, duration_option, flag, job_argument, json_option
 
 
 def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> int | str | None:
@@ -38,11 +38,11 @@ def _attempt(ctx: click.Context, param: click.Parameter, value: str | None) -> i
 @click.option("--rank", "ranks", metavar="RANKS", help="Only these ranks: `0` or `0,3-5`.")
 @click.option("--node", type=WholeNumber(min=0), help="Only this node.")
 @click.option("-n", "--tail", type=WholeNumber(min=0), help="Only the last lines.")
-@click.option("--since", metavar="DURATION", help="Only lines younger than this: `10m`.")
+@duration_option("--since", help="Only lines younger than this: `10m`.")
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
-@click.option(
+@duration_option(
     "--hold-back",
-    metavar="DURATION",
+    "hold_back_s",
     help="How long a line waits for earlier ones of other nodes: `5s`; by default as long as the backend needs.",
 )
 @flag("--timestamps", help="The time before each line.")
@@ -61,9 +61,9 @@ def command(
     ranks: str | None,
     node: int | None,
     tail: int | None,
-    since: str | None,
+    since: int | None,
     grep: str | None,
-    hold_back: str | None,
+    hold_back_s: int | None,
     timestamps: bool,
     raw: bool,
     attempt: int | str | None,
@@ -83,11 +83,11 @@ def command(
         ranks=parse_ranks(ranks) if ranks else None,
         node=node,
         grep=_pattern(grep),
-        since_s=None if since is None else time.time() - duration_s("--since", since),
+        since_s=None if since is None else time.time() - since,
         timestamps=timestamps,
         raw=raw,
         as_json=as_json,
-        hold_back_s=None if hold_back is None else duration_s("--hold-back", hold_back),
+        hold_back_s=hold_back_s,
     )
     if attempt == ALL:
         return _show_all(registry, found, log_view(found, view), tail, following=following)

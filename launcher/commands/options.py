@@ -86,19 +86,12 @@ def reads(what: str) -> Callable[[click.Context, click.Parameter, str | None], i
         try:
             return None if value is None else int(getattr(units, what)(value))
         except ValueError as error:
-            raise click.BadParameter(f"expected {error}", ctx, param) from None
+            raise click.BadParameter(f"`{value}`: expected {error}", ctx, param) from None
 
     return read
 
 
-def duration_s(option: str, text: str) -> int:
-    """Return the seconds that an option's text means. Raises UsageError."""
-    from ..text.units import parse_duration
-
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: expected {error}") from error
+duration_option = functools.partial(click.option, metavar="DURATION", callback=reads("parse_duration"))
 
 
 def completes(what: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:

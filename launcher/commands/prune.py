@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import time
 
-import click
-
 from cloudtrain.entrypoints.format import counted
 
 from ..errors import UsageError
 from ..store.registry import Registry
 from ..text.terminal import confirm, say_each
-from .options import cli_command, duration_s, everywhere_option, json_option, yes_option
+from .options import cli_command, duration_option, everywhere_option, json_option, yes_option
 from .rm import removed
 
 
 @cli_command("prune", "cloudtrain prune --older 30d")
-@click.option("--older", metavar="DURATION", help="Remove jobs that ended longer ago: `30d`.  [required]")
+@duration_option("--older", help="Remove jobs that ended longer ago: `30d`.  [required]")
 @everywhere_option
 @yes_option
 @json_option
-def command(older: str | None, everywhere: bool, yes: bool, as_json: bool) -> int:
+def command(older: int | None, everywhere: bool, yes: bool, as_json: bool) -> int:
     """Remove all jobs that ended before the time of --older, like `rm`. Only `rm` removes damaged jobs.
 
     It asks first about jobs that `resume` could go on with; without consent these jobs stay.
@@ -29,7 +27,7 @@ def command(older: str | None, everywhere: bool, yes: bool, as_json: bool) -> in
         raise UsageError("--older is missing: the age of the jobs to remove", hint="cloudtrain prune --older 30d")
     from ..jobs.view import outcome
 
-    before_s = time.time() - duration_s("--older", older)
+    before_s = time.time() - older
     registry = Registry()
     ended = [job for job in registry.jobs() if not job.active and job.attempt.phase != "damaged"]
     found = [job for job in ended if (job.attempt.state.ended_s or job.attempt.created_s) < before_s]

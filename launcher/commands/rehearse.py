@@ -16,7 +16,7 @@ from ..errors import CloudtrainError, UsageError
 from ..rehearsal.stage import MOST_TOLERANCE, RehearsalOptions
 from ..text import addresses
 from ..text.terminal import print_json, print_text, say
-from .options import Overrides, config_command, config_options, count_option, flag, json_option, reads
+from .options import Overrides, config_command, config_options, count_option, duration_option, flag, json_option
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -57,15 +57,7 @@ def _tolerance(ctx: click.Context, param: click.Parameter, value: float) -> floa
     show_default=True,
     help=f"How far losses may part after the resume, relative: up to {MOST_TOLERANCE}.",
 )
-@click.option(
-    "--timeout",
-    "timeout_s",
-    metavar="DURATION",
-    default="5m",
-    callback=reads("parse_duration"),
-    show_default=True,
-    help="For each start.",
-)
+@duration_option("--timeout", "timeout_s", default="5m", show_default=True, help="For each start.")
 @flag("--keep", "keeps", help="Keep the folder with all logs.")
 @json_option
 def command(
@@ -95,12 +87,11 @@ def command(
         raise UsageError("--kill says how to interrupt", hint="add --preempt-at STEP")
     require_torch()
     wish = RehearsalOptions(steps, preempt_at, kills, timeout_s, inputs, tolerance, keeps)
-    names = overrides.backends() if overrides.compares() else (None,)
+    names = overrides.backends() if overrides.compares() else (overrides.backend,)
     verdicts: list[dict[str, Any]] = []
     for name in names:
-        one = overrides if name is None else replace(overrides, backend=name)
         try:
-            verdicts.append(_rehearse(one, wish, nodes, nproc, as_json=as_json))
+            verdicts.append(_rehearse(replace(overrides, backend=name), wish, nodes, nproc, as_json=as_json))
         except CloudtrainError as error:
             if len(names) == 1:
                 raise

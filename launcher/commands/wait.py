@@ -6,14 +6,14 @@ import click
 
 from ..text.tables import labelled
 from ..text.terminal import print_json, say, say_each
-from .options import completes, duration_s, json_option
+from .options import completes, duration_option, json_option
 
 
 @click.command("wait")
 @click.argument("jobs", nargs=-1, metavar="[JOB...]", shell_complete=completes("jobs"))
-@click.option("--timeout", metavar="DURATION", help="Give up after this long, with exit code 124: `10m`.")
+@duration_option("--timeout", "timeout_s", help="Give up after this long, with exit code 124: `10m`.")
 @json_option
-def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
+def command(jobs: tuple[str, ...], timeout_s: int | None, as_json: bool) -> int:
     """Wait for jobs to end, the newest without JOB, and report each.
 
     The exit code is the job's; of several, the first that is not 0.
@@ -26,7 +26,6 @@ def command(jobs: tuple[str, ...], timeout: str | None, as_json: bool) -> int:
     from ..store.registry import Registry
     from ..sweeps import overview
 
-    timeout_s = None if timeout is None else duration_s("--timeout", timeout)
     registry = Registry()
     found = {job.id: job for job in map(registry.find, jobs or ("last",))}
 

@@ -18,12 +18,12 @@ from ..jobs import watch_service
 from ..store.registry import Registry
 from ..text.terminal import print_json, print_lines, print_text, say
 from ..text.units import format_duration
-from .options import cli_command, completes, duration_s, flag, json_option
+from .options import cli_command, completes, duration_option, flag, json_option
 
 if TYPE_CHECKING:
     from ..jobs.poller import Seen
 
-EVERY, LEAST_S = "60s", 1
+EVERY_S, LEAST_S = 60, 1
 CHOOSE_S = 5.0  # for the list of jobs
 
 
@@ -37,9 +37,9 @@ CHOOSE_S = 5.0  # for the list of jobs
 @flag("--all", "everything", help="All jobs that are active; the default without JOBS.")
 @flag("--once", help="One look at each, as for cron.")
 @flag("--plain", help="Lines also on a terminal, instead of the live view.")
-@click.option(
+@duration_option(
     "--every",
-    metavar="DURATION",
+    "every_s",
     help="Time between two looks  [default: 60s; in the live view as often as the backend supports]",
 )
 @flag("--install", help="Write a unit for the user's systemd; else print a line for cron.")
@@ -50,7 +50,7 @@ def command(
     everything: bool,
     once: bool,
     plain: bool,
-    every: str | None,
+    every_s: int | None,
     install: bool,
     uninstall: bool,
     as_json: bool,
@@ -62,21 +62,20 @@ def command(
     their first exit code other than 0; without JOBS the command never ends. With --json each poll prints an object per
     job.
     """
-    every_s = duration_s("--every", every or EVERY)
-    if every_s < LEAST_S:
-        raise UsageError(f"--every {every}: too often", hint=f"at least {LEAST_S}s")
+    if every_s is not None and every_s < LEAST_S:
+        raise UsageError(f"--every {every_s}s: too often", hint=f"at least {LEAST_S}s")
     if jobs and everything:
         raise UsageError("name jobs, or take --all")
     if install or uninstall:
         if install and uninstall:
             raise UsageError("--install and --uninstall exclude each other")
-        return _install(every or EVERY) if install else _uninstall()
+        return _install(f"{every_s or EVERY_S}s") if install else _uninstall()
     if not (once or plain or as_json) and _is_live():
         from ..live.main_loop import show
 
-        return show(jobs, every_s if every else 0.0)
+        return show(jobs, every_s or 0.0)
     try:
-        return _watch(jobs, every_s, once=once, as_json=as_json)
+        return _watch(jobs, every_s or EVERY_S, once=once, as_json=as_json)
     except KeyboardInterrupt:
         say("no longer watching; the jobs continue")
         return 130

@@ -181,7 +181,7 @@ def test_logs_filters_by_rank_node_and_pattern(cli: Any, seed: MakeJob, option: 
     ("option", "words"),
     [
         *(("--grep (", ""), ("--since soon", ""), ("--rank x", ""), ("--tail -1", "")),
-        ("--hold-back soon", "--hold-back soon"),
+        ("--hold-back soon", "'--hold-back': `soon`: expected a duration"),
     ],
 )
 def test_logs_refuses_invalid_options(cli: Any, seed: MakeJob, option: str, words: str) -> None:
