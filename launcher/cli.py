@@ -107,7 +107,7 @@ class _Commands(click.Group):
             module = importlib.import_module(f"cloudtrain.launcher.commands.{name}")
         except KeyboardInterrupt:
             raise KeyboardInterrupt("nothing was sent or changed") from None
-        command: click.Command = module.render if cmd_name == "render" else module.command
+        command: click.Command = module.command
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -142,15 +142,10 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and args[0] not in ALIASES and not args[0].startswith("-"):
-            from .config.foreign_words import command_line
+            from .config.foreign_words import instead
 
-            if line := command_line(args, {*COMMANDS, *ALIASES}):
-                ctx.fail(f"There is no command `{args[0]}`; here: {line}")
-            from difflib import get_close_matches
-
-            close = get_close_matches(args[0], [*COMMANDS, *ALIASES], 1)
-            ctx.fail(f"There is no command `{args[0]}`.{f' Did you mean `{close[0]}`?' if close else ''}")
-        return super().resolve_command(ctx, args)
+            ctx.fail(f"There is no command `{args[0]}`{instead(args, {*COMMANDS, *ALIASES})}")
+        return super().resolve_command(ctx, ["submit", "--dry-run", *args[1:]] if args[:1] == ["render"] else args)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -248,14 +243,20 @@ def _whole_number(error: click.ClickException) -> str:
 
 def _option(error: click.ClickException, argv: list[str]) -> str:
     """Return what to type in place of an unknown option, with its value, or of a script's words; else an empty text."""
-    script = next((word for word in argv if word.endswith(".py")), "")
-    if script and "unexpected extra argument" in error.message:
-        return f"arguments of the script stand behind `--`: {script} -- ARGS"
-    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
         return ""
+    from .commands.options import LAUNCHER
     from .config.foreign_words import option_line
 
     known = {option for param in error.ctx.command.params for option in param.opts}
+    program = next((word for word in argv if word.endswith(".py") or LAUNCHER.fullmatch(word)), "")
+    is_line, is_extra = LAUNCHER.fullmatch(program), "unexpected extra argument" in error.message
+    if is_line and "--file" in known and (is_extra or isinstance(error, click.NoSuchOption)):
+        return f"a command line stands behind `--`: {' '.join(argv[:1])} -- {program} ..."
+    if program and is_extra:
+        return f"arguments of the script stand behind `--`: {program} -- ARGS"
+    if not isinstance(error, click.NoSuchOption):
+        return ""
     return option_line(error.ctx.info_name or "", error.option_name, argv, known)
 
 

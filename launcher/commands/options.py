@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = "cloudtrain.yaml"
 LAUNCHER = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|bash|sh|[^/]+\.sh)")
-# Options that a job must not lose: behind a command line without `--` they would go to the script.
-_BEFORE = ("--dry-run", "--budget", "--instances", "--accelerators", "--instance-type", "--spot", "--no-spot")
 _ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 _OF_PROGRAMS = ("task", "script", "module", "args", "resume_args", "training", "params", "evaluate", "sweep")
 
@@ -39,21 +37,15 @@ class WholeNumber(click.IntRange):
 
 
 class _ConfigCommand(click.Command):
-    """Keeps the words after `--` apart from FILE; a launcher's command line may also stand without `--`."""
+    """Keeps the words after `--` apart from FILE."""
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGS]"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        valued = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
-        for at, word in enumerate(args):
-            if word == "--" or (LAUNCHER.fullmatch(word) and (at == 0 or args[at - 1] not in valued)):
-                if word != "--" and (lost := [each for each in args[at:] if each.partition("=")[0] in _BEFORE]):
-                    message = f"`{lost[0]}` stands behind `{word}`, and would be an option of the script"
-                    hint = f"write it before `{word}`; if it is the script's, write `--` before `{word}`"
-                    raise UsageError(message, hint=hint)
-                args, ctx.meta[_ARGS] = args[:at], args[at + (word == "--") :]
-                break
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGS] = args[:at], args[at + 1 :]
         return super().parse_args(ctx, args)
 
 
@@ -227,7 +219,6 @@ class Overrides:
             f"{key}={'$${' + key[4:] + '}' if key in is_secret else text.replace('${', '$${')}" for key, text in pairs
         ]
         data = config.written(self.file, (), typed)
-        data["resources"] = {key: value for key, value in data.get("resources", {}).items() if value is not None}
         dump = functools.partial(yaml.safe_dump, default_flow_style=True, allow_unicode=True, width=1_000_000)
         return "".join(f"{key}: {str(dump([value]))[1:-2]}\n" for key, value in data.items() if value not in ([], {}))
 
@@ -275,7 +266,7 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if len(chosen) == 2:
             message = "--accelerators and --instance-type both name the machines"
             raise UsageError(message, hint="give one of them: an instance type has its own accelerators")
-        if chosen:  # in place of the file's
+        if chosen and file.exists():  # in place of the file's
             typed.append(f"resources.{'instance_type' if chosen == ['accelerators'] else 'accelerators'}=null")
         if budget_micro is not None:
             from ..text.units import format_money
@@ -316,7 +307,7 @@ def _named(
             key = settings[-1].partition("=")[0]
             hint = f"quote the value: --set '{key}=...'"
             raise UsageError(f"the shell has split the value of `{key}` at a space: `{given}` is the rest", hint=hint)
-        if _is_typed_file():
+        if click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE:
             raise UsageError(f"`{given}` and `-f {file}` name two config files", hint="give one of them")
         file = given
     if script and is_line:
@@ -329,17 +320,13 @@ def _named(
     return file, program._replace(args=None) if words is None else program
 
 
-def _is_typed_file() -> bool:
-    return click.get_current_context().get_parameter_source("file") is click.core.ParameterSource.COMMANDLINE
-
-
 def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Overrides:
     """Return the overrides with this program in place of the file's, or as the whole config if there is no file."""
     from .. import config
     from ..job import name_of
 
     file, name, own = overrides.file, program.name, dict[str, Any]()
-    is_there = file.exists() or _is_typed_file()
+    is_there = file.exists()
     if is_there:
         if save:
             raise UsageError(f"{file} exists, and is not replaced", hint="leave --save out, or rename the file")

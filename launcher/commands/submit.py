@@ -94,15 +94,6 @@ def command(
     return 1 if sent is None else _follow(*sent, detach=detach, as_json=as_json)
 
 
-@config_command("render")
-@config_options
-@path_option("-o", "--output", help="Write the request's files here too.")
-@json_option
-def render(overrides: Overrides, output: Path | None, as_json: bool) -> int:
-    """Print the request exactly as submit would send it: `submit --dry-run`."""
-    return _dry_run(overrides, output, as_json)
-
-
 def _send(
     overrides: Overrides, name: str | None, key: str | None, *, force: bool, yes: bool
 ) -> tuple[Registry, Job, bool] | None:

@@ -76,6 +76,14 @@ def command_line(args: list[str], own: Collection[str]) -> str:
     return f"{join(['cloudtrain', *line])}{f' ({note}' if note else ''}" if line else ""
 
 
+def instead(args: list[str], own: Collection[str]) -> str:
+    """Return the end of the message on an unknown command: the command line here, or the close match."""
+    if line := command_line(args, own):
+        return f"; here: {line}"
+    close = get_close_matches(args[0], [*own], 1)
+    return f".{f' Did you mean `{close[0]}`?' if close else ''}"
+
+
 def option_line(command: str, option: str, argv: list[str], known: Collection[str]) -> str:
     """Return what to type for an unknown option of a command; an empty text if no table has the option.
 
@@ -85,8 +93,6 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
     typed = re.search(rf"(?:^|\0){re.escape(option)}[=\0]?([^\0]*)", "\0".join(argv))
     value = typed[1] if typed and not typed[1].startswith("-") else ""
     template = table.get(f"{command}.{name}") or (table.get(name, "") if "--set" in known else "")
-    if name == "config" and "=" in value and "--set" in known:  # of Determined: a key and its value
-        return f"--set {quote(value)}"
     if template.partition(" ")[0] in (*known, "leave", "cloudtrain"):
         return template.replace("*", quote(value or ("NAME" if "--set" in known else "10")))
     if "--set" not in known:
@@ -99,7 +105,7 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
     if name in ("region", "zone", "location"):
         keys = [f"{each}.{key}" for each in BUILT_IN for key in traits(each).siblings if key in ("region", "location")]
     is_own = all(key.startswith("training") or name == "data" for key in keys)
-    is_own = is_own if keys else not get_close_matches(option, known)
+    is_own = is_own and bool(keys or not get_close_matches(option, known))
     if is_own and "--file" in known and _is_of_script(argv):
         return join(["--", option, *filter(None, [value])])
     return " or ".join(_setting(key, value, known) for key in keys[:3])

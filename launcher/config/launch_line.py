@@ -12,7 +12,7 @@ from .foreign_keys import entries
 
 _STARTS = "cloudtrain starts the ranks"
 # The options of each launcher: the key that counts, or a remedy, with `!` for a refused option. `=`: with a value;
-# `m/`: a short form. Tests hold the tables to torch 2.13, accelerate 1.15. `else` is the remedy for other options.
+# `m/`: a short form. Tests hold the tables to torch 2.13, accelerate 1.15. _ELSE: for other options.
 _TABLES = {
     "torchrun": f"""
 nnodes=: `resources.instances` counts
@@ -32,17 +32,17 @@ config_file=: `distributed.accelerate_config` counts
 mixed_precision=: `env.ACCELERATE_MIXED_PRECISION` counts
 multi_gpu same_network machine_rank= main_process_ip= main_process_port= rdzv_backend= rdzv_conf=: {_STARTS}""",
     "python": f"\nu: {_STARTS}",
+    "deepspeed": f"""
+hostfile= include= exclude=: `backend: ssh` has machines in `ssh.hosts`
+num_nodes=: `resources.instances` counts
+num_gpus=: `distributed.nproc_per_node` counts
+master_addr= master_port= launcher= no_local_rank: {_STARTS}""",
 }
 _ELSE = {
     "torchrun": "`torchrun --help` lists its options; those of the script stand behind the script",
     "accelerate launch": "write the settings by `accelerate config --config_file FILE`, and name it by --config_file",
     "python": "name a script, or a module by -m; python's options are variables, as `--set env.PYTHONOPTIMIZE=1`",
 }
-_DEEPSPEED = f"""
-hostfile= include= exclude=: `backend: ssh` has machines in `ssh.hosts`
-num_nodes=: `resources.instances` counts
-num_gpus=: `distributed.nproc_per_node` counts
-master_addr= master_port= launcher= no_local_rank: {_STARTS}"""
 _MODULES = {"torch.distributed.run": ["torchrun"], "accelerate.commands.launch": ["accelerate", "launch"]}
 
 
@@ -58,7 +58,7 @@ class Program(NamedTuple):
 
 def remedies(launcher: str) -> dict[str, str]:
     """Return the remedy for each option of a launcher, in place of the option."""
-    rows = entries(_TABLES.get(launcher, _DEEPSPEED)).items()
+    rows = entries(_TABLES[launcher]).items()
     return {re.sub("^./|=$", "", option): remedy for options, remedy in rows for option in options.split()}
 
 
@@ -88,20 +88,19 @@ def read(words: Sequence[str]) -> Program:
         return Program("script", words[0], rest)
     if launcher == "accelerate" and rest[:1] == ["launch"]:
         launcher, rest = "accelerate launch", rest[1:]
-    if launcher not in _TABLES:
+    if launcher not in _ELSE:
         hint = "name the Python script that it starts: cloudtrain submit train.py; commands before it: `setup`"
         raise UsageError(f"cloudtrain starts Python programs, and `{launcher}` is none that it can read", hint=hint)
-    options, unknown = parser(launcher).parse_known_args(rest)
-    given, known = vars(options), remedies(launcher)
+    given, known = vars(parser(launcher).parse_args(rest)), remedies(launcher)
     name, args, key = given.pop("training_script"), given.pop("training_script_args"), "script"
     if given.pop("module", False):
         key = "module"
         if name in _MODULES and launcher == "python":
             return read([*_MODULES[name], *args])
     typed = {option: f"-{'-' * (len(option) > 1)}{option}" for option in given}
-    refused = [(typed[option], known[option][1:]) for option in given if known[option].startswith("!")]
-    for option, hint in (*((option, _ELSE[launcher]) for option in unknown), *refused):
-        raise UsageError(f"{launcher}: a job has no place for {option}", hint=hint)
+    for option in given:
+        if known[option].startswith("!"):
+            raise UsageError(f"{launcher}: a job has no place for {typed[option]}", hint=known[option][1:])
     settings = []
     least, _, given_most = given.get("nnodes", "").partition(":")
     if given_most:

@@ -83,7 +83,6 @@ def test_each_foreign_option_leads_to_options_that_parse(command: str, tmp_path:
         ("submit --mem 64G", "hint: --set slurm.mem=64G\n"),
         ("submit --array=0-3", "hint: leave it out, a sweep is the section `sweep`"),
         ("submit --slots 4", "hint: --accelerators TYPE:4\n"),
-        ("submit --config searcher.name=x", "hint: --set searcher.name=x\n"),
         ("submit --num_processes 8", "hint: cloudtrain submit -- accelerate launch --num_processes 8 train.py\n"),
         ("submit --host gpu1", "hint: --set 'ssh.hosts=[gpu1]'\n"),
         ("submit --user bob", "hint: --set ssh.user=bob\n"),

@@ -81,12 +81,12 @@ def test_addresses_of_a_launch_line_are_left_out_in_a_sentence() -> None:
     [
         ("torchrun --no-python ./run.sh", "no place for --no_python", "a Python script, or a module by `-m`"),
         ("torchrun --log-dir out t.py", "no place for --log_dir", "`cloudtrain logs` has the lines of all ranks"),
-        ("torchrun --lr 1 t.py", "no place for --lr", "those of the script stand behind the script"),
+        ("torchrun --lr 1 t.py", "unrecognized arguments: --lr", "those of the script stand behind the script"),
         ("torchrun --nnodes", "expected one argument", "torchrun --help"),
-        ("accelerate launch --use_fsdp t.py", "no place for --use_fsdp", "accelerate config --config_file"),
+        ("accelerate launch --use_fsdp t.py", "unrecognized arguments: --use_fsdp", "accelerate config --config_file"),
         ("accelerate launch --num_processes 3 --num_machines 2 t.py", "3 processes cannot be shared by 2", ""),
-        ("python -c 1", "no place for -c", "name a script"),
-        ("python -O t.py", "no place for -O", "env.PYTHONOPTIMIZE=1"),
+        ("python -c 1", "unrecognized arguments: -c", "name a script"),
+        ("python -O t.py", "unrecognized arguments: -O", "env.PYTHONOPTIMIZE=1"),
         ("./train.sh", "`train.sh` is none that it can read", "`setup`"),
         ("deepspeed t.py", "`deepspeed` is none that it can read", "cloudtrain submit train.py"),
     ],
@@ -111,7 +111,7 @@ def folder(tmp_path: Path) -> Path:
     [
         "train.py --instances 2 --set distributed.nproc_per_node=2 -- --lr 3e-4 -n 10 'a b'",
         "-- torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d train.py --lr 3e-4 -n 10 'a b'",
-        "--no-spot torchrun --nnodes 2 --nproc_per_node=2 train.py --lr 3e-4 -n 10 'a b'",
+        "--no-spot -- torchrun --nnodes 2 --nproc_per_node=2 train.py --lr 3e-4 -n 10 'a b'",
         "./train.py --backend local --save --set distributed.nproc_per_node=2 --instances 2 -- --lr 3e-4 -n 10 'a b'",
     ],
 )
@@ -172,14 +172,13 @@ def test_arguments_in_place_of_the_files_are_told(cli: Any, folder: Path, line: 
     assert done.json["request"]["spec"]["run"]["args"] == ["--lr", "1"]
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--budget=5USD", "--instances"])
-def test_option_behind_a_command_line_is_not_lost(cli: Any, folder: Path, option: str) -> None:
-    """Without `--` an option of the money or of the dry run is refused; behind `--` it is the script's."""
-    done = cli("submit", "-y", "python", "train.py", option, "2", cwd=folder)
-    assert (done.code, f"`{option}` stands behind `python`" in done.stderr) == (2, True), done.stderr
-    assert cli.ok("render", "--json", "--", "python", "train.py", option, cwd=folder).json["request"]["spec"]["run"][
-        "args"
-    ]
+def test_command_line_without_dashes_is_refused_whole(cli: Any, folder: Path) -> None:
+    """An option of the money would go to the script. Behind `--` it is the script's."""
+    for words in (["-y", "python", "train.py", "--budget", "2"], ["torchrun", "--nnodes", "2", "train.py"]):
+        done = cli("submit", *words, cwd=folder)
+        assert (done.code, "a command line stands behind `--`: submit -- " in done.stderr) == (2, True), done.stderr
+    done = cli.ok("render", "--json", "--", "python", "train.py", "--budget", "2", cwd=folder)
+    assert done.json["request"]["spec"]["run"]["args"] == ["--budget", "2"]
 
 
 @pytest.mark.parametrize(
