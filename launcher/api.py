@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from .config import schema
     from .planning.prepare import Prepared
 
-__all__ = ["Config", "DryRun", "JobCost", "JobLine", "JobStatus", "Trial", "submit", "status", "wait", "logs", "stop"]
+__all__ = ["Config", "DryRun", "JobCost", "JobLine", "JobStatus", "submit", "status", "wait", "logs", "stop"]
 __all__ += ["resume", "jobs", "cost", "curves", "artifacts", "sweeps", "trials"]
 
 _PATIENCE_S = 60.0  # for a backend's answer, as `cloudtrain status` waits
@@ -175,19 +175,6 @@ class JobCost:
 
     def __repr__(self) -> str:
         return f"<JobCost of {self.details.get('job', 'all jobs')}: {_usd(self.cost_usd)}>"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial of a sweep at its last result: the metric's `value` at `step`, with the `values` of the keys."""
-
-    trial: int
-    values: dict[str, Any]
-    value: float | None
-    step: int | None
-    state: str
-    usd: float | None
-    is_best: bool
 
 
 @overload
@@ -421,16 +408,19 @@ def sweeps(**filters: Any) -> Sequence[JobStatus]:
     return [job for job in jobs(**filters) if job.details.get("trials") is not None]
 
 
-def trials(job: str | JobStatus) -> Sequence[Trial]:
-    """Return all trials of a sweep that have begun, the best first. Raises UsageError for any other job."""
+def trials(job: str | JobStatus) -> Sequence[dict[str, Any]]:
+    """Return all trials of a sweep that have begun, the best first, those without a result last, for a DataFrame.
+
+    `value` is the metric at `step`, the last result; `values` has the keys. Raises UsageError for any other job.
+    """
     from .report.sweep_page import sweep_json
 
     with _opened() as registry:
         found = refresh(registry, registry.find(_id(job)))
         if not found.config.get("sweep"):
             raise UsageError(f"{found.id} is no sweep: it has no trials")
-        ends = sweep_json(registry, found, time.time())["ends"]
-    return [Trial(**each, is_best=place == 0 and each["value"] is not None) for place, each in enumerate(ends)]
+        ends: Sequence[dict[str, Any]] = sweep_json(registry, found, time.time())["ends"]
+        return ends
 
 
 def _usd(usd: float | None) -> str:

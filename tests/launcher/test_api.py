@@ -287,8 +287,8 @@ def test_trials_are_those_of_the_sweep(cli: Cli, home: Path) -> None:
     with closing(Registry()) as registry:
         job = swept.put(registry, 9)
     found, told = api.trials(job.id), api.status(job.id).details["sweep"]
-    assert (len(found), [each.trial for each in found if each.is_best]) == (9, [told["best"][0]["trial"]])
-    assert (found[0].value, found[0].values) == (told["best"][0]["value"], told["best"][0]["values"])
-    assert [(each.trial, each.state) for each in found if each.value is None] == [(1, "failed")]
-    assert sum(each.usd or 0 for each in found) <= (api.cost(job.id).cost_usd or 0)
+    assert (len(found), found[0]["trial"]) == (9, told["best"][0]["trial"])
+    assert (found[0]["value"], found[0]["values"]) == (told["best"][0]["value"], told["best"][0]["values"])
+    assert [(each["trial"], each["state"]) for each in found if each["value"] is None] == [(1, "failed")]
+    assert sum(each["usd"] or 0 for each in found) <= (api.cost(job.id).cost_usd or 0)
     assert api.cost(job.id).details == cli("cost", job.id, "--json").json
