@@ -37,6 +37,7 @@ from .jobs.view import failure_lines, read_view
 from .store import series
 from .store.registry import Registry
 from .text.python_words import in_python, speaking
+from .text.terminal import say_each
 
 if TYPE_CHECKING:
     from .config import schema
@@ -369,7 +370,7 @@ def cost(
         if job is None:
             span_s = period.span_of(month, since)
             period.require_by(by)
-            refresh_active(registry)
+            say_each(refresh_active(registry))
             spent = period.spent_between(registry.database, *span_s, time.time(), labels=True)
             found = period.as_json(spent, None if by is None else period.grouped(spent, by))
         else:

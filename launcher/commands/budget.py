@@ -135,7 +135,7 @@ def show(project: str | None, as_json: bool) -> None:
     rows = [] if project == AGENT else budget_text.own_rows(database, time.time(), project)
     for place in sorted(set(ledgers.ledgers(database).values())):
         try:
-            rows += _shared_rows(place, project)
+            rows += shared_ledger.standings(place, project)
         except CloudtrainError as error:
             failures.append(shared_ledger_sync.failure(place, error))
     asked = {each: agent_limit.command("approve", each.id) for each in agent_limit.requests() if not each.job}
@@ -260,7 +260,7 @@ def _say_others(database: Database, place: str | None, project: str, period: Per
 
 def _others(database: Database, place: str | None, project: str, period: Period) -> list[LedgerBudget]:
     """Return the remaining budgets at the same place, budgets of the project first."""
-    found = [row.budget for row in _shared_rows(place, project)] if place else ledgers.budgets(database)
+    found = [row.budget for row in shared_ledger.standings(place, project)] if place else ledgers.budgets(database)
     others = [each for each in found if (each.project, each.period) != (project, period)]
     return sorted(others, key=lambda each: (each.project != project, each.project, each.period))
 
@@ -351,11 +351,3 @@ def _require_known(database: Database, project: str, rows: list[Standing]) -> No
 def _place(database: Database, project: str, given: str | None) -> str | None:
     """Return the place of the project's shared ledger: the given place, else the known place; None if not shared."""
     return ledgers.ledgers(database).get(project) if given is None else located(given)
-
-
-def _shared_rows(place: str, project: str | None) -> list[Standing]:
-    book = shared_ledger.read(ConditionalObject(place))
-    if book is None:
-        raise ConfigError("there is no ledger any more")
-    found = shared_ledger.accounts(book).standings(time.time(), project)
-    return [replace(each, place=place) for each in found]

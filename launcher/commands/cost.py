@@ -83,7 +83,7 @@ def _print_trials(found: SweepCost) -> None:
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
     """Print the cost of the jobs between two times, in groups if `by` is given."""
-    refresh_active(registry)
+    say_each(refresh_active(registry))
     labels = bool(as_csv or as_json or (by and by not in ("backend", "name")))
     spent = period.spent_between(registry.database, from_s, to_s, time.time(), labels=labels)
     groups = None if by is None else period.grouped(spent, by)

@@ -24,7 +24,6 @@ from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
 from ..text import sanitize
-from ..text.terminal import say
 from . import failover, listing
 
 MOST_LATE_S = 5.0  # most time a command waits for the last lines of an ended job; the state is known by then
@@ -40,13 +39,18 @@ class _LogFacts:
     reports: list[sweeps.SegmentRecord] = field(default_factory=list)
 
 
-def refresh_active(registry: Registry) -> None:
-    """Refresh the jobs that may be running, for their costs; say which job counts as it was last seen."""
+def refresh_active(registry: Registry, words: str = "{job} is counted as it was last seen: {why}") -> list[str]:
+    """Refresh the jobs that may be running; return a line in these words for each that was not described."""
+    failures = []
     for job in registry.jobs(active=True):
         try:
-            refresh(registry, job)
-        except CloudtrainError as error:  # the remaining jobs still count
-            say(f"{job.id} is counted as it was last seen: {error.message}")
+            found = refresh(registry, job)
+            is_silent = found.active and found.attempt.unreachable_since_s is not None
+            why = f"{job.backend} does not answer" if is_silent else ""
+        except CloudtrainError as error:  # a removed plug-in, an expired login: continue with the next job
+            why = error.message
+        failures += [words.format(job=job.id, why=why)] if why else []
+    return failures
 
 
 def refresh(registry: Registry, job: Job) -> Job:

@@ -8,7 +8,6 @@ from typing import Any
 
 from cloudtrain.entrypoints.format import most, whole
 
-from ..errors import CloudtrainError
 from ..job import Attempt
 from ..money import shared_ledger_sync
 from ..money.conditional import located
@@ -16,7 +15,7 @@ from ..plan import Plan
 from ..store import ledger
 from ..store.budgets import AGENT, MOST_MICRO, OVERALL, Held, Standing
 from ..store.registry import Registry
-from .refresh import refresh
+from .refresh import refresh_active
 
 
 def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> None:
@@ -27,15 +26,7 @@ def reserve(registry: Registry, attempt: Attempt, config: Mapping[str, Any]) -> 
 
 def reconcile(registry: Registry) -> list[str]:
     """Poll active jobs, and write the ends to the shared ledgers; return an error line for each failure."""
-    failures = []
-    for job in registry.jobs(active=True):
-        try:
-            found = refresh(registry, job)
-        except CloudtrainError as error:  # a removed plug-in, an expired login: continue with the next job
-            failures.append(f"{job.id}: {error.message}; its worst case stays reserved")
-            continue
-        if found.active and found.attempt.unreachable_since_s is not None:
-            failures.append(f"{job.id}: {job.backend} does not answer; its worst case stays reserved")
+    failures = refresh_active(registry, "{job}: {why}; its worst case stays reserved")
     return failures + shared_ledger_sync.push(registry.database, patient=True)
 
 

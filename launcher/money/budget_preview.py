@@ -14,7 +14,7 @@ from ..store import agent_limit
 from ..store.budgets import AGENT, OVERALL, Standing, refusal
 from ..store.home import where
 from .budget_text import budget_json
-from .conditional import ConditionalObject, located
+from .conditional import located
 
 if TYPE_CHECKING:
     from ..config.schema import JobConfig
@@ -96,9 +96,13 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
     given = config.project.ledger if config.project else None
     shared = (located(given),) if given else ()
     try:
-        folder, agents = where(), _agents()
+        folder, agents = where(), list[Standing]()
+        if agent_limit.limits():
+            from . import shared_ledger  # a dry run without a limit for agents needs no ledger
+
+            agents = shared_ledger.standings(agent_limit.place())
         if not (folder / "registry.sqlite").exists():
-            return ApplicableBudgets(project, agents, shared)
+            return ApplicableBudgets(project, tuple(agents), shared)
         from ..store import ledger
         from ..store.database import Database  # a dry run without a registry needs no sqlite3
 
@@ -114,16 +118,6 @@ def books_of(config: JobConfig) -> ApplicableBudgets:
         return ApplicableBudgets(project, shared=shared, trouble=error.message)
     except (OSError, RuntimeError) as error:  # RuntimeError: `~nobody`
         return ApplicableBudgets(project, shared=shared, trouble=str(error))
-
-
-def _agents() -> tuple[Standing, ...]:
-    """Return the state of an owner's limit for agents."""
-    if not agent_limit.limits():
-        return ()
-    from . import shared_ledger
-
-    book = shared_ledger.read(ConditionalObject(agent_limit.place())) or shared_ledger.Book()
-    return tuple(shared_ledger.accounts(book).standings(time.time()))
 
 
 def require_known_project(books: ApplicableBudgets) -> None:

@@ -17,12 +17,12 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import ConfigError, UnreachableError
 from ..store import agent_limit
-from ..store.budgets import Accounts, End, Held, LedgerBudget, month_of, require_room
+from ..store.budgets import Accounts, End, Held, LedgerBudget, Standing, month_of, require_room
 from .conditional import ConditionalObject
 
 FORM = 1
@@ -84,6 +84,13 @@ def change(
             raise UnreachableError(message, where=cell.uri, hint="try again") from doubt
         time.sleep(random.uniform(0, pause_s))
         pause_s = min(pause_s * 1.5, LONGEST_PAUSE_S)
+
+
+def standings(uri: str, project: str | None = None) -> list[Standing]:
+    """Return the state of the ledger's budgets, or of those for the project's jobs. Raises ConfigError if missing."""
+    if (book := read(ConditionalObject(uri))) is None:
+        raise ConfigError("there is no ledger any more")
+    return [replace(each, place=uri) for each in accounts(book).standings(time.time(), project)]
 
 
 def accounts(book: Book) -> Accounts:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+from cloudtrain.entrypoints.processes import user_name
 
 from ..errors import BudgetError, CloudtrainError, ConfigError
 from ..store import agent_limit, ledger
@@ -104,16 +105,11 @@ def close_others(database: Database, uri: str, job_id: str, spent_micro: int) ->
     own = identity(database.folder)[:12]
     closed: list[int] = []
 
-    def keys_in(book: shared_ledger.Book) -> list[str]:
-        return [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
-
-    if agent_limit.is_place(uri):
-        if not keys_in(shared_ledger.read(ConditionalObject(uri)) or shared_ledger.Book()):
-            return 0
-        agent_limit.require_word(f"close {job_id}")
-
     def apply(book: shared_ledger.Book) -> None:
-        now_s, keys = time.time(), keys_in(book)
+        keys = [key for key, held in book.held.items() if held.job_id == job_id and key.partition("/")[0] != own]
+        if keys and not any(closed) and agent_limit.is_place(uri):  # asked once, also if the write is repeated
+            agent_limit.require_word(f"close {job_id}")
+        now_s = time.time()
         ends = {
             key: End(book.held[key].project, None, now_s, {month_of(now_s): spent_micro if key == keys[0] else 0})
             for key in keys
@@ -140,11 +136,7 @@ def key_of(folder: Path, of: Held | Closing) -> str:
 
 def this_person() -> str:
     """Return the user and host, for people: `me@laptop`."""
-    try:
-        user = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user_name(os.getuid())}@{socket.gethostname()}"
 
 
 def _hold_at(database: Database, uri: str, held: Held, now_s: float) -> list[Standing]:
