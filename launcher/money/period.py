@@ -11,20 +11,18 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ..errors import UsageError
 from ..metering import meter
 from ..store.attempts import COST_COLUMNS, attempt_of
-from ..store.budgets import month_of
+from ..store.budgets import month_of, month_span
 from ..store.database import Database
 from ..text.times import seconds
 from ..text.units import as_usd, parse_duration
 
 _BY = re.compile(r"^(project|backend|name|tag:.+)$")
 _DAY = re.compile(r"^\d{4}-\d{2}-\d{2}$")
-_MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _ATTEMPTS = f"""
 SELECT a.job_id, {COST_COLUMNS}, jobs.name, jobs.backend, jobs.created_s
 FROM attempts a JOIN jobs ON jobs.id = a.job_id
@@ -150,15 +148,6 @@ def as_json(spent: Sequence[Spent], groups: Sequence[Group] | None = None) -> di
     if groups is not None:
         return _sum_json(total(spent)) | {"groups": [{"key": each.key, **_sum_json(each)} for each in groups]}
     return _sum_json(total(spent)) | {"jobs": [_job_json(job) for job in spent]}
-
-
-def month_span(month: str) -> tuple[float, float]:
-    """Return the start and end of a month in UTC: `2026-11`. Raises ValueError with the expected form."""
-    match = _MONTH.match(month)
-    if match is None or not 1970 <= int(match[1]) < 9999:
-        raise ValueError("a month such as `2026-11`")
-    begin = datetime(int(match[1]), int(match[2]), 1, tzinfo=timezone.utc)
-    return begin.timestamp(), (begin + timedelta(days=31)).replace(day=1).timestamp()
 
 
 def span_of(month: str | None, since: str | None) -> tuple[float, float]:

@@ -9,6 +9,7 @@ over its limit.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +28,7 @@ MOST_OVERCOMMIT_PERCENT = 1000
 Period = Literal["all", "month"]
 LEAST_KNOWN = 3  # the number of ended jobs needed for a mean
 _LATEST_S = 253_402_300_799.0  # the last second of the year 9999
+_MONTH = re.compile(r"^(\d{4})-(0[1-9]|1[0-2])$")
 _NAMED = 3  # jobs that a refusal names
 
 
@@ -200,31 +202,31 @@ def month_of(time_s: float) -> str:
     return f"{datetime(1970, 1, 1) + timedelta(seconds=max(0.0, min(time_s, _LATEST_S))):%Y-%m}"
 
 
+def month_span(month: str) -> tuple[float, float]:
+    """Return the start and end of a month in UTC: `2026-11`. Raises ValueError with the expected form."""
+    from datetime import datetime, timedelta, timezone
+
+    match = _MONTH.match(month)
+    if match is None or not 1970 <= int(match[1]) < 9999:
+        raise ValueError("a month such as `2026-11`")
+    begin = datetime(int(match[1]), int(match[2]), 1, tzinfo=timezone.utc)
+    return begin.timestamp(), (begin + timedelta(days=31)).replace(day=1).timestamp()
+
+
 def by_month(total_micro: int, start_s: float | None, end_s: float) -> dict[str, int]:
     """Return the sum split over calendar months in proportion to time; the parts add up to the sum exactly."""
     end_s = max(0.0, min(end_s, _LATEST_S))
     start_s = end_s if start_s is None else max(0.0, start_s)
     if total_micro <= 0 or start_s >= end_s or month_of(start_s) == month_of(end_s):
         return {month_of(end_s): total_micro} if total_micro else {}
-    parts, done = dict[str, int](), 0
-    for begin_s, border_s in itertools.pairwise([start_s, *_borders(start_s, end_s), end_s]):
+    parts, done, borders_s = dict[str, int](), 0, [start_s]
+    while (next_s := month_span(month_of(borders_s[-1]))[1]) < end_s:
+        borders_s.append(next_s)
+    for begin_s, border_s in itertools.pairwise([*borders_s, end_s]):
         until = share_micro(total_micro, start_s, end_s, border_s)
         parts[month_of(begin_s)] = until - done
         done = until
     return {month: micro for month, micro in parts.items() if micro}
-
-
-def _borders(start_s: float, end_s: float) -> Iterator[float]:
-    """Yield the start times of the months that begin between the two times."""
-    import calendar
-
-    year, month = map(int, month_of(start_s).split("-"))
-    while True:
-        year, month = (year + 1, 1) if month == 12 else (year, month + 1)
-        border_s = float(calendar.timegm((year, month, 1, 0, 0, 0)))
-        if border_s >= end_s:
-            return
-        yield border_s
 
 
 def _names(held: Iterable[Held]) -> str:

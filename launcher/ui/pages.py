@@ -27,7 +27,7 @@ from ..money import budget_text, period, unit_cost
 from ..planning.prepare import Prepared
 from ..report.data import chart_data
 from ..store import ledger, series
-from ..store.budgets import month_of
+from ..store.budgets import month_of, month_span
 from ..store.database import Database
 from ..store.registry import Registry
 from ..sweeps import overview
@@ -209,7 +209,7 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
     last = year * 12 + number - 1
     names = [f"{count // 12:04d}-{count % 12 + 1:02d}" for count in range(last - MONTHS + 1, last + 1)]
     month = month if month in names else names[-1]
-    spans = {name: period.month_span(name) for name in names}
+    spans = {name: month_span(name) for name in names}
     sums = period.spent_in(database, spans, now_s)
     chosen = period.labelled(database, sums[month])
     listed = [job for job in chosen if job.state != "removed"]  # a removed job has no page

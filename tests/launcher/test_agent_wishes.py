@@ -24,9 +24,10 @@ import pytest
 
 from cloudtrain.launcher import backend as backends
 from cloudtrain.launcher import cli
-from cloudtrain.launcher.money import period, shared_ledger
+from cloudtrain.launcher.money import shared_ledger
 from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store import agent_limit
+from cloudtrain.launcher.store.budgets import month_span
 from doubles.billing import Platform
 from doubles.twohomes import BEGIN_S, DAY_S, World, two_homes
 
@@ -196,7 +197,7 @@ def audit(world: AgentWorld) -> None:
     first, last = (time.gmtime(at_s)[:2] for at_s in (BEGIN_S, max([now_s, *(job.over_s for job in jobs)])))
     months = range(first[0] * 12 + first[1] - 1, last[0] * 12 + last[1])
     for month in months if world.period == "month" else ():
-        span = period.month_span(f"{month // 12}-{month % 12 + 1:02}")
+        span = month_span(f"{month // 12}-{month % 12 + 1:02}")
         assert sum(bill * _share(job, *span) for job, bill in bills) <= world.limit + len(bills), month
     if world.period == "all":
         assert sum(bill for _, bill in bills) <= world.limit

@@ -15,8 +15,9 @@ from cloudtrain.launcher import cli
 from cloudtrain.launcher.errors import UsageError
 from cloudtrain.launcher.job import Attempt, Job, State
 from cloudtrain.launcher.jobs import remove, reserve
-from cloudtrain.launcher.money.period import month_span, spent_between, spent_in
+from cloudtrain.launcher.money.period import spent_between, spent_in
 from cloudtrain.launcher.store import ledger, loss_bins
+from cloudtrain.launcher.store.budgets import month_span
 from cloudtrain.launcher.store.registry import Registry, this_process
 from cloudtrain.launcher.text.tables import csv_text
 from cloudtrain.launcher.ui import pages

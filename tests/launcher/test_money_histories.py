@@ -21,7 +21,7 @@ from cloudtrain.launcher.jobs.view import read_view
 from cloudtrain.launcher.money import period, shared_ledger
 from cloudtrain.launcher.money.conditional import ConditionalObject
 from cloudtrain.launcher.store import ledger
-from cloudtrain.launcher.store.budgets import Standing
+from cloudtrain.launcher.store.budgets import Standing, month_span
 from cloudtrain.launcher.store.home import identity
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.sweeps import costs
@@ -47,7 +47,7 @@ def audit(world: World) -> None:
             continue
         first, last = (time.gmtime(at_s)[:2] for at_s in (BEGIN_S, world.now_s))
         for month in range(first[0] * 12 + first[1] - 1, last[0] * 12 + last[1]):
-            span = period.month_span(f"{month // 12}-{month % 12 + 1:02}")
+            span = month_span(f"{month // 12}-{month % 12 + 1:02}")
             billed = sum(float(bill) * share(job, *span, world.now_s) for job, bill in covered)
             assert billed <= limit + len(covered), (place, project, month)
     rows, shared = {home: own_rows(world, home) for home in world.homes}, shared_rows(world)
