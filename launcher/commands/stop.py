@@ -84,8 +84,8 @@ def _ask(registry: Registry, job_id: str, *, now: bool, forget: bool, yes: bool,
 
 def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
     """Wait for the end of the jobs, and explain a long wait; return False if the user presses Ctrl-C."""
-    from .. import backend as backends
     from ..jobs.follow import wait
+    from ..jobs.poller import pace_of
 
     def report(job: Job) -> None:
         del left[job.id]
@@ -95,7 +95,7 @@ def _see_them_stop(registry: Registry, left: dict[str, Job]) -> bool:
             for job in left.values():
                 does = "is saving, or does not listen" if job.saves else "has not left yet"
                 say(f"{job.id} {does}; after two minutes it is killed")
-                if job.attempt.ref and backends.load(job.backend_of(job.attempt)).pace(job.attempt.ref).can_kill:
+                if pace_of(job).can_kill:
                     say(f"  kill it now   cloudtrain stop --now {job.id}")
             wait(registry, list(left.values()), None, report, retrying=False)
     except KeyboardInterrupt:

@@ -197,7 +197,7 @@ class Poller:
             return
         is_silent = seen.fault is not None or job.attempt.unreachable_since_s is not None
         silences = self._silences[job.id] = self._silences.get(job.id, 0) + 1 if is_silent else 0
-        pause_s = self._pacing.pause_s(_pace_s(job), self._lanes.count(job.backend) + 1, silences)
+        pause_s = self._pacing.pause_s(pace_of(job).state_s, self._lanes.count(job.backend) + 1, silences)
         self._lanes.put(job.backend, job.id, job, pause_s)
 
 
@@ -233,13 +233,13 @@ def ask(registry: Registry, jobs: Sequence[Job], patience_s: float = PATIENCE_S)
     return Answers([answers[job.id] for job in jobs], faults)
 
 
-def _pace_s(job: Job) -> float:
+def pace_of(job: Job) -> backends.Pace:
+    """Return the pace of the job's backend; a job that was not sent, or without its backend, cannot be killed."""
     try:
         ref, name = job.attempt.ref, job.backend_of(job.attempt)
-        pace = backends.load(name).pace(ref) if ref else backends.Pace()
+        return backends.load(name).pace(ref) if ref else backends.Pace(can_kill=False)
     except CloudtrainError:  # the backend is not installed
-        return _SILENT_S
-    return pace.state_s
+        return backends.Pace(state_s=_SILENT_S, can_kill=False)
 
 
 @dataclass

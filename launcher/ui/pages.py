@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
-from .. import backend as backends
-from ..errors import BudgetError, CloudtrainError, UsageError
+from ..errors import BudgetError, UsageError
 from ..job import ACTIVE, Job
-from ..jobs import listing, queue, retry, submit
+from ..jobs import listing, poller, queue, retry, submit
 from ..jobs.approval import cost_words
 from ..jobs.listing import JobFilter
 from ..jobs.refresh import refresh
@@ -134,7 +133,7 @@ def job_values(registry: Registry, job_id: str, fault: str = "") -> dict[str, An
         "view": view,
         "is_active": job.active,
         "can_stop": job.active and job.attempt.ref is not None and state.state != "stopping",
-        "can_kill": _can_kill(job),
+        "can_kill": job.active and poller.pace_of(job).can_kill,
         "can_resume": not job.active and state.state != "succeeded" and not registry.never_ran(job),
         "bought": "" if job.active else unit_cost.in_words(unit_cost.achieved(view.attempts, view.now_s)),
         "attempts": [
@@ -231,15 +230,6 @@ def spend_values(database: Database, month: str, by: str) -> dict[str, Any]:
         "shared": sorted(set(ledger.ledgers(database).values())),
         "unpriced": ledger.unpriced(database),
     }
-
-
-def _can_kill(job: Job) -> bool:
-    if not job.active or job.attempt.ref is None:
-        return False
-    try:
-        return backends.load(job.backend_of(job.attempt)).pace(job.attempt.ref).can_kill
-    except CloudtrainError:  # a plug-in that was removed
-        return False
 
 
 def _prepared(registry: Registry, job: Job, budget: str) -> Prepared:
