@@ -26,7 +26,7 @@ from ..job import Attempt, Job, State, no_machines
 from ..store import ledger, tries
 from ..store.registry import Registry
 from ..text.terminal import say
-from ..text.units import moment, parse_duration
+from ..text.units import moment, stored_s
 from . import listing
 
 if TYPE_CHECKING:
@@ -237,14 +237,9 @@ def began(registry: Registry, attempt: Attempt) -> None:
             ledger.shrink(registry.database, attempt.job_id, attempt.number, attempt.plan.worst_case_micro)
 
 
-def seconds(value: Any) -> float | None:
-    """Return a duration of a stored config in seconds; None if not set."""
-    return value if value is None or isinstance(value, int | float) else float(parse_duration(value))
-
-
 def is_past(duration: Any, since_s: float) -> bool:
     """Return whether a duration of a stored config is over; False if not set."""
-    most_s = seconds(duration)
+    most_s = stored_s(duration)
     return most_s is not None and time.time() - since_s > most_s
 
 
@@ -290,11 +285,11 @@ def _in_line(why: str, places: Sequence[Sequence[Any]], found: NextTry) -> State
 def _limits(job: Job, attempt: Attempt) -> tuple[int | None, float | None]:
     """Return the most rounds, and the time of the end of the search; for a job in line only that of its wait."""
     limits = job.asked.capacity.get("limits") or {}
-    rounds, most_s = limits.get("rounds"), seconds(limits.get("until"))
+    rounds, most_s = limits.get("rounds"), stored_s(limits.get("until"))
     if rounds is most_s is None:
         rounds = 3
     if job.asked.waits:
-        rounds, most_s = None, seconds(job.asked.max_wait)
+        rounds, most_s = None, stored_s(job.asked.max_wait)
     return rounds, None if most_s is None else attempt.submitter.get("since_s", job.created_s) + most_s
 
 

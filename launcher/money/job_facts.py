@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cloudtrain.entrypoints.notices.facts import JobFacts, StepFacts
 from cloudtrain.entrypoints.terms import CostRate
@@ -11,7 +10,7 @@ from cloudtrain.entrypoints.terms import CostRate
 from ..job import Attempt, Job, last_number
 from ..planning.job_spec import default_hang_timeout_s, resume_terms
 from ..store import tries
-from ..text.units import parse_duration
+from ..text.units import stored_s
 from .forecast import Forecast, left_s
 
 
@@ -20,7 +19,7 @@ def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobF
     attempt, plan, state, asked = job.attempt, job.attempt.plan, job.attempt.state, job.asked
     moves, moved = tries.moved(attempts)
     progress = {"eta_s": left_s(attempt.progress), "checkpoint_step": forecast.checkpoint_step}
-    hang_s = _seconds(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
+    hang_s = stored_s(asked.hang_timeout) or default_hang_timeout_s(asked.timeout_s, is_task=not asked.is_script)
     return JobFacts(
         job=job.id,
         backend=job.backend,
@@ -39,7 +38,7 @@ def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobF
         alert_at=[int(str(each).strip().rstrip("%")) for each in asked.alert_at],  # stored as text such as `80%`
         on_limit=asked.on_limit,
         limit_reason=plan.cap_reason,
-        max_duration_s=_seconds(asked.max_duration),
+        max_duration_s=stored_s(asked.max_duration),
         began_s=None if forecast.cap_at_s is None else forecast.cap_at_s - plan.cap_s,
         cap_at_s=forecast.cap_at_s,
         deadline_at_s=forecast.deadline_at_s,
@@ -57,8 +56,3 @@ def job_facts(job: Job, forecast: Forecast, attempts: Sequence[Attempt]) -> JobF
         is_saved=forecast.saved_attempt is not None or state.resumable,
         is_resumable=state.resumable and attempt.phase != "never_sent",
     )
-
-
-def _seconds(value: Any) -> float | None:
-    """Return the seconds of a duration from a stored config: `30m`, or seconds."""
-    return None if value is None else float(parse_duration(value))

@@ -54,6 +54,11 @@ def parse_duration(value: object) -> int:
     return int(total)
 
 
+def stored_s(value: object) -> float | None:
+    """Return a duration of a stored config, `30m` or seconds, in seconds; None if not set."""
+    return value if value is None or isinstance(value, int | float) else float(parse_duration(value))
+
+
 def parse_money(value: object) -> int:
     """Return micro-dollars from `150 USD`, `$150`, `0.25 USD`, or from a bare number of dollars."""
     return _micro_of_text(value.strip()) if isinstance(value, str) else _micro_of(_number(value, _MONEY))
