@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +15,6 @@ from ..store.registry import Registry
 from ..text.tables import csv_text, table, width
 from ..text.terminal import print_json, print_lines, print_text, say, say_each
 from .options import cli_command, completes, flag, json_option
-
-if TYPE_CHECKING:
-    from ..sweeps.costs import SweepCost
 
 
 @cli_command("cost", "cloudtrain cost last", "cloudtrain cost --month 2026-11 --by tag:team")
@@ -47,13 +43,12 @@ def command(job: str | None, month: str | None, since: str | None, by: str | Non
 
 def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
     """Print the bill of a single job."""
-    job = refresh(registry, registry.find(key))
-    view, trials = read_view(registry, job), None
-    found = bill.bill(view.money, view.runs, view.now_s)
-    if job.config.get("sweep") or as_json:
-        from ..sweeps import costs
+    from ..sweeps import costs
 
-        trials = costs.costs_of(registry.database, view) if job.config.get("sweep") else None
+    job = refresh(registry, registry.find(key))
+    view = read_view(registry, job)
+    found = bill.bill(view.money, view.runs, view.now_s)
+    trials = costs.costs_of(registry.database, view) if job.config.get("sweep") else None
     if as_json:
         print_json(costs.bill_json(registry.database, view))
     elif as_csv:
@@ -68,17 +63,10 @@ def _one(registry: Registry, key: str, *, as_csv: bool, as_json: bool) -> None:
         searched = try_lines(view, columns)
         print_text([f"{job.id}  {outcome(job)}", *(f"  {line}" for line in legs), *searched, *bill.bill_lines(found)])
         if trials is not None:
-            _print_trials(trials)
-
-
-def _print_trials(found: SweepCost) -> None:
-    """Print the cost of a sweep by trial and rung."""
-    from ..sweeps import costs
-
-    shown, notes = costs.lines(found)
-    print_lines(table(*costs.cells(found, is_whole=False), columns=width()))
-    print_text(shown)
-    say_each(notes)
+            shown, notes = costs.lines(trials)
+            print_lines(table(*costs.cells(trials, is_whole=False), columns=columns))
+            print_text(shown)
+            say_each(notes)
 
 
 def _many(registry: Registry, from_s: float, to_s: float, by: str | None, *, as_csv: bool, as_json: bool) -> None:
