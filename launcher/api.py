@@ -31,11 +31,15 @@ from cloudtrain.entrypoints.format import counted, dollars
 
 from .errors import UnreachableError, UsageError
 from .job import ACTIVE, Job, JobState, require_name
-from .jobs import listing
+from .jobs import listing, stopping
+from .jobs.poller import ask
 from .jobs.refresh import refresh, refresh_active
 from .jobs.view import failure_lines, read_view
+from .money import period
 from .store import series
 from .store.registry import Registry
+from .sweeps.costs import bill_json
+from .sweeps.overview import whole_json
 from .text.python_words import in_python, speaking
 from .text.terminal import say_each
 
@@ -228,8 +232,6 @@ def status(job: str | JobStatus) -> JobStatus:
 
     A backend that is silent for a minute sets `unreachable`. Raises NoSuchJobError, CredentialError, ConfigError.
     """
-    from .jobs.poller import ask
-
     with _opened() as registry:
         answers = ask(registry, [registry.find(_id(job))], _PATIENCE_S)
         for fault in answers.faults.values():
@@ -278,8 +280,6 @@ def stop(job: str | JobStatus, *, now: bool = False) -> JobStatus:
 
     Raises NoSuchJobError, UsageError (the job is being submitted), UnreachableError, CredentialError.
     """
-    from .jobs import stopping
-
     with _opened() as registry:
         asked = stopping.ask(registry, _id(job), now=now)
         if asked.verdict == "doubtful":
@@ -345,11 +345,8 @@ def jobs(
 
     `tags`: their values, None for any value. `since`: `7d`, or a day such as `2026-11-03`. `unreachable`: as last seen.
     """
-    from .jobs.poller import ask
-    from .money.period import begin_of
-
     with _opened() as registry:
-        wanted, since_s = frozenset(ACTIVE if active else states), None if since is None else begin_of(since)
+        wanted, since_s = frozenset(ACTIVE if active else states), None if since is None else period.begin_of(since)
         choice = listing.JobFilter(wanted, frozenset(backends), project, tuple((tags or {}).items()), since_s, limit)
         listed = listing.chosen(registry, choice, ask, described=True)
         found = (_status(json.loads(row.described)) for row in listed.lines)
@@ -363,9 +360,6 @@ def cost(
 
     `by` sums by `project`, `backend`, `name` or `tag:NAME`. Raises NoSuchJobError, UsageError.
     """
-    from .money import period
-    from .sweeps.costs import bill_json
-
     with _opened() as registry:
         if job is None:
             span_s = period.span_of(month, since)
@@ -448,8 +442,6 @@ def _settings(keys: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 def _status_of(registry: Registry, job: Job) -> JobStatus:
-    from .sweeps.overview import whole_json
-
     return _status(whole_json(registry, read_view(registry, job)))
 
 
