@@ -126,6 +126,13 @@ def test_report_keeps_only_known_facts(tmp_path: Path, capsys: pytest.CaptureFix
     assert "    no answer of alice@h0" in capsys.readouterr().err
 
 
+def test_value_named_cloudtrain_hides_none_of_our_own_names(tmp_path: Path) -> None:
+    """A role or a group of the name `cloudtrain` tells nothing, and our own variables and tags begin like it."""
+    came = {"failed": 1, "error": "properties.environmentVariables.CLOUDTRAIN_ORDER, Tags.cloudtrain:job"}
+    written(tmp_path / "r.json", {"resource_group": "cloudtrain"}, came)
+    assert "CLOUDTRAIN_ORDER" in (tmp_path / "r.json").read_text()
+
+
 @pytest.mark.parametrize(
     "value",
     [
