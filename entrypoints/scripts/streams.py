@@ -7,6 +7,7 @@ newline before the end, and lines without an end reach no platform's log.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
@@ -32,6 +33,7 @@ class OutputStream(io.TextIOWrapper):
         self._write = super().write
         os.register_at_fork(after_in_child=lambda: setattr(self, "_steps", None))  # a forked process is not the rank
         self._line = ""  # the unfinished line, up to the last text read
+        self._state = ""  # the newest state of a bar in this line
         self._bar_every_s, self._bar_s = FIRST_BAR_S, 0.0
 
     def write(self, text: str) -> int:
@@ -41,7 +43,9 @@ class OutputStream(io.TextIOWrapper):
             return self._write(text)
         added = text
         try:
-            if text == "\n" and not steps.is_asked(self._line):  # the most frequent case: the end of a print
+            if (
+                text == "\n" and not steps.is_asked(self._line) and not self._state
+            ):  # the most frequent case: the end of a print
                 self._line = ""
             elif "\n" in text or "\r" in text:
                 added = self._added(text, steps)
@@ -55,21 +59,32 @@ class OutputStream(io.TextIOWrapper):
     def end_line(self) -> None:
         """End the unfinished line."""
         if self._line:
-            self._line = ""
+            self._line = self._state = ""
             self._write("\n")
+
+    def end_bar(self) -> None:
+        """Repeat the newest state of an unfinished bar as a line, if it has a step: no later state or newline comes."""
+        if self._state and self._steps is not None:
+            tail, note = self._steps.take(self._state)
+            with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
+                self._write(f"\r{self._state}{tail}\n{note}" if tail else "")
+            self._line = self._state = ""
 
     def _added(self, text: str, steps: Steps) -> str:
         *whole, rest = text.split("\n")
         parts = []
         for piece in whole:
             tail, note = steps.take(_newest(self._line + piece))
+            if not tail and self._state:  # other text stands behind the bar
+                tail, note = steps.take(self._state)
             parts += [piece, tail, "\n", note]
-            self._line = ""
+            self._line = self._state = ""
         self._line = (self._line + rest)[: forms.MOST + 1]
         if "\r" in rest:
             state = _newest(rest)
             rest += self._bar_end(state, steps)
-            self._line = "" if rest.endswith("\n") else f"\r{state}"
+            self._state = "" if rest.endswith("\n") else state
+            self._line = self._state and f"\r{state}"
         return "".join([*parts, rest])
 
     def _bar_end(self, state: str, steps: Steps) -> str:
@@ -92,6 +107,7 @@ def watch(steps: Steps) -> None:
             made = OutputStream(stream, steps)
             setattr(sys, name, made)
             setattr(sys, f"__{name}__", made)
+            atexit.register(made.end_bar)
 
 
 def say(text: str) -> None:

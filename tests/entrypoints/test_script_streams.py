@@ -109,3 +109,35 @@ def test_own_lines_begin_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream.write("half a line")
     streams.say("cloudtrain: warning: x\n")
     assert (raw.getvalue(), sent) == (b"half a line\n", [b"cloudtrain: warning: x\n"])
+
+
+FORMS = ["\rstep {}/60 loss 0.5", "step {}/60 loss 0.5\r", "\rtrain:  50%|###| {}/60 [00:01<00:02, 9it/s]"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("after", ["", "all done", "all done\n", "\n"])
+def test_last_state_of_a_bar_is_reported(form: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that ends behind its bar, or prints behind it, has reached the last step."""
+    raw, now = io.BytesIO(), [0.0]
+    monkeypatch.setattr(streams.time, "monotonic", lambda: now[0])
+    stream = made(raw)
+    for step in range(1, 61):
+        now[0] += 0.01
+        stream.write(form.format(step))
+    assert b"::ct" not in raw.getvalue()
+    for piece in after.splitlines(keepends=True):
+        stream.write(piece.rstrip("\n"))
+        stream.write(piece[len(piece.rstrip("\n")) :])
+    stream.end_bar()
+    stream.end_bar()
+    assert raw.getvalue().count(b'"step":60,"max_steps":60') == 1
+    assert raw.getvalue().endswith(b"}\n")
+
+
+def test_line_without_a_bar_stays_as_written_at_the_end() -> None:
+    """Half a line of a script gets no newline from us."""
+    raw = io.BytesIO()
+    stream = made(raw)
+    stream.write("half a line")
+    stream.end_bar()
+    assert raw.getvalue() == b"half a line"
