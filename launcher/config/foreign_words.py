@@ -17,14 +17,17 @@ from .foreign_keys import entries, our_keys
 # A command here: the foreign commands; rows have a semicolon or a line between them.
 # Of the user's own words `?` is the first, `*` all, `+` all or `JOB`, `.` a file.
 _COMMANDS = """
-submit .: start launch up apply create train run-job sbatch srun qsub fit go schedule; submit --spot .: spot
+submit .: start launch up apply create train run-job sbatch srun qsub fit go schedule estimator; submit --spot .: spot
 submit . (a sweep is the section `sweep` of the config, docs/sweeps.md): sweep sweeps tune hpo search agent
 submit --dry-run .: dryrun dry-run manifest; plan .: estimate optimize preview; validate .: lint verify test
 stop *: down terminate scancel qdel abort shutdown pause suspend; stop --now *: kill; rm +: delete del remove destroy
-list: queue jobs job squeue sacct qstat ls history get runs experiment experiments exp trials; watch *: top htop monitor
+list: jobs job squeue sacct qstat ls history get runs experiment experiments exp e trials apps app
+list (`submit --queue` waits in line, `hosts` shows the machines): queue; watch *: top htop monitor
+explain limits (machines live as long as the job): autostop autodown
 watch (`watch` sends alerts while jobs run, and `notify` sends a test alert): alert alerts; compare *: diff
-logs ?: log output; logs -f ?: attach tail follow stream; status *: describe show info inspect events state stat
-artifacts ?: download pull fetch cp scp rsync; exec +: shell connect; ui: dashboard tensorboard web; evaluate +: eval
+status *: describe show info inspect events state stat scontrol
+logs ?: log output; logs -f ?: attach tail follow stream
+artifacts ?: download pull fetch cp scp rsync; exec +: shell connect; ui: dashboard tensorboard tb web; evaluate +: eval
 cost: cost-report costs billing usage; prices: show-gpus gpus machines instance-types offers; export +: convert deploy
 hosts: nodes node sinfo nvidia-smi cluster clusters fleet; backends: clouds cloud providers infra; explain: config keys
 explain inputs: volume volumes storage bucket data dataset; explain secrets: secret secrets
@@ -37,7 +40,7 @@ resources.accelerators: gpus gpu num_gpus gpus_per_node gpus_per_task gres G slo
 --instance-type NAME: cpus memory; training.global_batch_size: batch_size; slurm.partition: p; slurm.mem: mem
 resources.instances: N; slurm.cpus_per_node: cpus_per_task; ssh.hosts: host hosts; ssh.user: user
 distributed.nproc_per_node: n ntasks; limits.max_duration: t time timeout max_run; --dry-run: dryrun
-cloudtrain submit *: entrypoint entry_point; resources.spot: spot_instances
+cloudtrain submit *: entrypoint entry_point; cloudtrain selftest *: selftest.backend; resources.spot: spot_instances
 inputs.data: data input inputs volume mount; outputs.model: output_path; code.dir: workdir
 backend: cloud infra provider context; cloudtrain submit --name *: submit.J submit.c submit.cluster submit.cluster_name
 -d: detach_run async background no_wait no_follow; --queue: r retry_until_up; --now: stop.force stop.f; -y: rm.force
@@ -49,6 +52,7 @@ cloudtrain submit -- accelerate launch --num_processes * train.py: num_processes
 leave it out, `submit` follows the log: follow wait watch stream_logs it; --tail *: logs.lines logs.l
 -f *: config config_file; cloudtrain watch: status.watch status.w status.follow list.watch list.w list.follow
 """
+_TOOLS = ("sky", "dstack", "torchx", "det", "modal", "aws", "az", "gcloud", "kubectl", "ray")
 _TYPED = {"budget.limit": "--budget", "backend": "--backend"} | {  # keys with an option of their own
     f"resources.{key}": f"--{key.replace('_', '-')}" for key in ("instances", "accelerators", "instance_type", "spot")
 }
@@ -64,6 +68,8 @@ def command_line(args: list[str], own: Collection[str]) -> str:
     templates = _by_name(_COMMANDS)
     if re.fullmatch(r"python[\d.]*|torchrun|accelerate", word):
         return join(["cloudtrain", "submit", "--", *args])
+    if rest and word in _TOOLS:
+        return command_line(rest, own)
     if word in templates and rest and rest[0] != word and (rest[0] in own or rest[0] in templates):
         return command_line(rest, own)  # `jobs logs 3`
     if word in own:

@@ -26,6 +26,21 @@ def require_parsed(line: str) -> None:
     command.make_context(name, rest, parent=above)
 
 
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("det e create job.yaml", "cloudtrain submit job.yaml"),
+        ("sky launch train.py", "cloudtrain submit train.py"),
+        ("scontrol show job 3", "cloudtrain list"),
+        ("queue", "cloudtrain list (`submit --queue` waits"),
+        ("autostop", "cloudtrain explain limits ("),
+    ],
+)
+def test_words_of_another_tool_lead_on_behind_its_name(typed: str, line: str) -> None:
+    """The name of the tool is left out, and a word with another use here says which."""
+    assert foreign_words.command_line(typed.split(), OWN).startswith(line)
+
+
 def test_each_foreign_command_leads_to_a_command_line_that_parses() -> None:
     """The user's own words are in it: a job's name, a config file. A word of ours is not in the table."""
     table = foreign_words._by_name(foreign_words._COMMANDS)
