@@ -189,7 +189,8 @@ def remove(project: str | None, monthly: bool, here: bool, forget: bool) -> None
     where = f" at {place}" if place else ""
     if not is_gone:
         others = _others(database, place, name, period)
-        hint = "; ".join(map(_removal, others)) or "cloudtrain budget show lists all budgets"
+        own = [each for each in others if each.project == name]
+        hint = "; ".join(map(_removal, own or others)) or "cloudtrain budget show lists all budgets"
         raise UsageError(f"there is no {'monthly ' if monthly else ''}budget of {whose}{where}", hint=hint)
     say(f"removed the {'monthly ' if monthly else ''}budget of {whose}{where}")
     _say_others(database, place, name, period)
