@@ -252,7 +252,7 @@ def _option(error: click.ClickException, argv: list[str]) -> str:
     program = next((word for word in argv if word.endswith(".py") or LAUNCHER.fullmatch(word)), "")
     is_line, is_extra = LAUNCHER.fullmatch(program), "unexpected extra argument" in error.message
     if is_line and "--file" in known and (is_extra or isinstance(error, click.NoSuchOption)):
-        return f"a command line stands behind `--`: {' '.join(argv[:1])} -- {program} ..."
+        return f"a command line stands behind `--`: cloudtrain {' '.join(argv[:1])} -- {program} ..."
     if program and is_extra:
         return f"arguments of the script stand behind `--`: {program} -- ARGS"
     if not isinstance(error, click.NoSuchOption):
