@@ -176,7 +176,8 @@ def test_command_line_without_dashes_is_refused_whole(cli: Any, folder: Path) ->
     """An option of the money would go to the script. Behind `--` it is the script's."""
     for words in (["-y", "python", "train.py", "--budget", "2"], ["torchrun", "--nnodes", "2", "train.py"]):
         done = cli("submit", *words, cwd=folder)
-        assert (done.code, "a command line stands behind `--`: cloudtrain submit -- " in done.stderr) == (2, True), done.stderr
+        told = "a command line stands behind `--`: cloudtrain submit -- " in done.stderr
+        assert (done.code, told) == (2, True), done.stderr
     done = cli.ok("render", "--json", "--", "python", "train.py", "--budget", "2", cwd=folder)
     assert done.json["request"]["spec"]["run"]["args"] == ["--budget", "2"]
 
