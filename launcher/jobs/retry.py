@@ -23,6 +23,7 @@ from ..money.forecast import budget_micro, newest_save
 from ..planning.request_rules import own_places
 from ..planning.search_spec import fixed, search_of
 from ..store import sweeps
+from ..text.addresses import path_of
 from ..text.terminal import say
 from ..text.units import format_money, parse_money
 from . import failover
@@ -121,7 +122,7 @@ def prepare_next(
     ready = replace(ready, plan=replace(ready.plan, **known), candidates=tried)
     ready = replace(failover.same_place(ready, job.attempt), settings=(*job.attempt.settings, *settings))
     if update_config:
-        changes = differences(job, configs.stored(job.config), config) or "as it was submitted"
+        changes = differences(job, configs.stored(job.config), ready.config) or "as it was submitted"
         return replace(ready, notes=(f"config: {changes}", *ready.notes))
     ready = replace(ready, old=(*ready.old, *_old_config(job, config, settings)))
     if not all(setting.startswith("budget.limit=") for setting in settings):
@@ -208,7 +209,10 @@ def _old_config(job: Job, config: JobConfig, settings: Sequence[str]) -> list[st
     if not file.is_file() or file.stat().st_mtime <= job.attempt.created_s:
         return []
     try:
-        changes = differences(job, config, _present_config(job, settings))
+        present = _present_config(job, settings)
+        paths = {name: uri.rstrip("/") for name, uri in present.inputs.items()}
+        alike = {name: uri for name, uri in config.inputs.items() if path_of(uri).rstrip("/") == paths.get(name)}
+        changes = differences(job, config, present.model_copy(update={"inputs": present.inputs | alike}))
     except ConfigError:
         changes = "faults: cloudtrain validate names them"
     use = "this attempt runs the submitted config: --update-config takes the new config"

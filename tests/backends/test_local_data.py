@@ -1,6 +1,7 @@
 """The transfer of data that goes along: once, continued after a cut, and refused if the data change meanwhile."""
 
 import os
+import re
 import shutil
 import stat
 import sys
@@ -103,6 +104,23 @@ def test_bucket_gets_the_data_once(cli: Any, base: Path, cloud: tuple[str, Any])
         again = cli.ok("submit", "-d", "-y", "--name", name, "--set", f"inputs.train={text}", cwd=base)
         assert "uploading" not in again.stderr
         shutil.rmtree(base / "data", ignore_errors=True)
+
+
+@pytest.mark.parametrize("cloud", ["sagemaker"], indirect=True)
+def test_only_changed_data_are_named_as_a_change(cli: Any, base: Path, cloud: tuple[str, Any]) -> None:
+    """A resume compares the data with the data of the submit, and not the path with the path and its hash."""
+    where = SETTINGS[cloud[0]].replace("role: ", "bucket: cloudtrain-tests, role: ")
+    file = base / "cloudtrain.yaml"
+    file.write_text(f"name: j\nscript: loop.py\n{where}inputs: {{train: ./data}}\nlimits: {{max_duration: 1h}}\n")
+    cli.ok("submit", "-d", "-y", "--name", "one", cwd=base)
+    cli.ok("stop", "--now", "-y", "one")
+    file.write_text(file.read_text().replace("1h", "2h"))
+    assert "since the submit (limits.max_duration: 1h -> 2h);" in cli.ok("resume", "--dry-run", "one").stderr
+    update = ("resume", "--dry-run", "--update-config", "one")
+    assert "config: limits.max_duration: 1h -> 2h" in cli.ok(*update).stderr.splitlines()
+    (base / "data" / "a.bin").write_text("other")
+    said = cli.ok(*update).stderr
+    assert re.search("config: inputs.train: (./data/@sha256:[0-9a-f]{64})( -> ./data/@sha256:[0-9a-f]{64}), limits", said), said
 
 
 REFUSED = {
