@@ -326,10 +326,8 @@ def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Over
     from ..job import name_of
 
     file, name, own = overrides.file, program.name, dict[str, Any]()
-    is_there = file.exists()
+    is_there = file.exists() and not save
     if is_there:
-        if save:
-            raise UsageError(f"{file} exists, and is not replaced", hint="leave --save out, or rename the file")
         found = config.written(file, ())
         own = found if isinstance(found, dict) else {}
     if program.key == "script":  # the config has the path below the code folder
@@ -347,6 +345,8 @@ def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Over
     packages = ["requirements=requirements.txt"] if Path("requirements.txt").is_file() else []
     overrides = replace(overrides, settings=(f"name={name_of(Path())}", *settings, *packages, *overrides.settings))
     text = overrides.as_yaml()
+    if file.exists() and file.read_text(encoding="utf-8") != text:
+        raise UsageError(f"{file} exists, and is not replaced", hint="leave --save out, or rename the file")
     say(f"no {DEFAULT_FILE} here: the job has this config{'' if save else ', and --save writes it'}")
     say_each(f"  {line}" for line in text.splitlines())
     if not save:
