@@ -18,7 +18,7 @@ from .options import WholeNumber, required_job
 def command(job: str, node: int, argv: tuple[str, ...]) -> int:
     """Run a command where a node's ranks run, in their code folder and with their variables; without one, a shell.
 
-    The exit code is the command's. On machines of your own, as those of the ssh backend.
+    The exit code is the command's. For jobs of the ssh and Slurm backends.
     """
     from .. import backend as backends
     from ..store.registry import Registry
