@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,9 +33,10 @@ def test_prices_are_sorted_by_the_counted_price(cli: Any) -> None:
     """Rows have the price per GPU, kind, age and origin; types without a price come last, without a figure."""
     lines = cli("prices", "--accelerators", "h100:8", "--backend", "sagemaker", "--wide").stdout.splitlines()
     assert lines[0].split()[:4] == ["COUNTED", "PER", "GPU", "TYPE"]
-    assert re.match(
-        r"63\.2960 +7\.9120 +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +63\.2960 +\d+d +0% +quoted", lines[1]
-    )
+    row = r"(\S+) +(\S+) +ml\.p5\.48xlarge +H100:8 +us-west-2 +on demand +63\.2960 +(\d+)d +(\d+)% +quoted"
+    counted, per_gpu, age, percent = map(float, re.match(row, lines[1]).groups())
+    assert percent == (age > 90) * min(45, 5 * math.ceil(age / 180))  # the table gets older, this test does not
+    assert (counted, per_gpu) == (pytest.approx(63.296 * (1 + percent / 100)), pytest.approx(counted / 8, abs=1e-4))
     found = cli("prices", "--json").json["prices"]
     usd = [one["counted_usd_per_hour"] for one in found]
     known = [one for one in usd if one is not None]
