@@ -35,6 +35,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "save_s": (int, float),
     "best_of": (str, type(None)),
     "metrics": (dict,),
+    "extra": (list,),  # the names of the model's state that is no tensor (`get_extra_state`)
     "parent": (dict, type(None)),
     **dict.fromkeys(("job", "optimizer", "save"), (str,)),
 }

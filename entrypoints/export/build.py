@@ -9,12 +9,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -77,53 +75,12 @@ def _opened(source: Path) -> tuple[dict[str, Any], dict[str, tensors.StoredTenso
         raise ExportError(f"there is no checkpoint {source}")
     if fault := checkpoints.verify(source, only=(checkpoints.TRAINER, checkpoints.PLAIN)):
         raise ExportError(f"checkpoint {source} is damaged: {fault}", "export an older one: --checkpoint step-N")
-    if others := _other_state(source):
-        fault = f"the model keeps state that is no tensor: {', '.join(others)}; safetensors has no room for it"
+    trainer = checkpoints.read_trainer(source)
+    if others := ", ".join(map(str, trainer.get("extra", []))):
+        fault = f"the model keeps state that is no tensor: {others}; safetensors has no room for it"
         raise ExportError(fault, "no option exports the weights without this state")
     files = [source / name for name in checkpoints.read_manifest(source) if name.startswith("shard-")]
-    return checkpoints.read_trainer(source), tensors.find(files)
-
-
-def _other_state(checkpoint: Path) -> list[str]:
-    """Return the names of the model's state that is no tensor (`get_extra_state`), from plain.pt without torch.
-
-    The pickle is read with inert objects in place of all classes, so that no code of the file runs. Raises ValueError
-    for an unreadable file, OSError.
-    """
-    try:
-        with zipfile.ZipFile(checkpoint / checkpoints.PLAIN) as archive:
-            inner = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
-            with archive.open(inner) as file:
-                state = _InertUnpickler(file).load()
-        return [str(name) for name in state.get("extra") or {}]
-    except OSError:
-        raise
-    except Exception as error:  # pickle documents no complete list
-        raise ValueError(f"{checkpoints.PLAIN} is not readable: {type(error).__name__}: {error}") from error
-
-
-class _Inert(dict[Any, Any]):
-    """An inert object: takes any arguments, items and state, and ignores the state."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        super().__init__()
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
-
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-    def append(self, _: Any) -> None:
-        """Take an item as a list does."""
-
-
-class _InertUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        return _Inert
-
-    def persistent_load(self, pid: Any) -> Any:
-        return _Inert()
+    return trainer, tensors.find(files)
 
 
 def _filled(order: ExportOrder, partial: Path, work: Path, trainer: dict[str, Any], stored: _Stored) -> dict[str, Any]:

@@ -63,13 +63,15 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
     with job.strategy.merged() as own:
         compare(job, progress)
         attributes, trees = job.own.saved(job.strategy.parameter_names()) if job.own is not None else ({}, None)
+        plain = _plain(job)
+        progressed = {name: getattr(progress, name) for name in CARRIED}
         job.saver.begin(
             Snapshot(
                 step=progress.step,
                 tensors={**_saved_here(job), **attributes},
                 own={**job.strategy.rank_state(), **own},
-                plain={**_plain(job), "own": trees},
-                trainer={**job.identity, **{name: getattr(progress, name) for name in CARRIED}},
+                plain={**plain, "own": trees},
+                trainer={**job.identity, **progressed, "extra": list(plain["extra"])},
                 parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
                 best=best,
             ),

@@ -388,6 +388,15 @@ def test_damaged_checkpoint_is_refused(trained: Trained, tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
 
 
+def test_state_that_is_no_tensor_is_refused(tmp_path: Path) -> None:
+    """A save names the state of `get_extra_state`, for which safetensors has no room."""
+    own = "    def get_extra_state(self): return {'seen': 1}\n    def set_extra_state(self, state): pass\n"
+    text = TASK.replace("    def forward(self, words", f"{own}    def forward(self, words", 1)
+    order = replace(train(tmp_path, 1, {}, {}, text), archive=None, place=str(tmp_path / "model"))
+    with pytest.raises(build.ExportError, match="no tensor: _extra_state; safetensors"):
+        build.build(replace(order, is_unchecked=True))
+
+
 def test_full_disk_leaves_nothing(trained: Trained, tmp_path: Path) -> None:
     """A write that fails ends the export with a message; the error equals a full disk's except for its number."""
     order = replace(trained("hsdp"), archive=None, place=str(tmp_path / "model"), is_unchecked=True)
