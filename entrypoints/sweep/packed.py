@@ -16,7 +16,7 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +192,6 @@ def _serve(own: SlotRunner, store: Any, node: int) -> int:
         time.sleep(LOOK_S)
 
 
-@dataclass(frozen=True)
-class _Placed:
-    """A segment on a node."""
-
-    segment: Segment
-    node: int
-
-
 class _Driver:
     """The driver: the journal, and the running segments by node."""
 
@@ -210,7 +202,7 @@ class _Driver:
         total = sum(node.slots for node in nodes)
         search = Search.load(spec.sweep["search"])
         self._search = replace(search, parallel=min(search.parallel, total))
-        self._running: dict[tuple[int, int], _Placed] = {}
+        self._running: dict[tuple[int, int], tuple[Segment, int]] = {}  # with the node
         self._pending = list(journal.state.open.values())  # interrupted at the last end, in the order of their starts
         self._saved = ""  # why the sweep leaves early
         self._tries: dict[tuple[int, int], int] = {}  # of killed segments
@@ -276,7 +268,7 @@ class _Driver:
                 self._pending.remove(segment)
             else:
                 self._journal.add("start", segment=asdict(segment), place=self._nodes[node].place)
-            self._running[segment.key] = _Placed(segment, node)
+            self._running[segment.key] = segment, node
             self._say(segment, "running", segment.from_step, None, f"starts, to {self._place(segment)}")
             self._nodes[node].start(segment)
 
@@ -290,7 +282,7 @@ class _Driver:
 
     def _free(self) -> list[int]:
         """Return the nodes with a free slot, the one with the fewest trials first."""
-        used = [running.node for running in self._running.values()]
+        used = [node for _, node in self._running.values()]
         free = [n for n, node in enumerate(self._nodes) if used.count(n) < node.slots]
         return sorted(free, key=used.count)
 
@@ -331,7 +323,7 @@ class _Driver:
 
     def _note(self, end: SegmentEnd) -> None:
         """Enter the end of a segment; an interrupted segment has no result."""
-        segment = self._running.pop((end.trial, end.rung)).segment
+        segment, _ = self._running.pop((end.trial, end.rung))
         if end.state == "saved":
             # The segments obey the job's deadline by themselves, and may save before this process does.
             self._saved = self._saved or ("sigterm" if _stops else "deadline")

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -363,70 +364,56 @@ class SlotRunner:
         return not is_last and script.has_begun and script.value is not None and script.step >= until
 
     def _end(self, each: _Running, code: int) -> SegmentEnd:
-        if not each.is_first:
-            return self._end_of_other(each, code)
+        """Return how the trial's segment has ended, or its part on a machine that is not the trial's first."""
+        was_told, outcome = each.told_s is not None, atomic_json.read_json(each.result / "outcome.json") or {}
+        step, state = int(outcome.get("step") or 0), outcome.get("outcome", "failed")
         if each.script is not None:
-            return self._end_of_script(each, each.script, code)
-        outcome = atomic_json.read_json(each.result / "outcome.json") or {}
-        state, now_s, key = outcome.get("outcome", "failed"), time.monotonic(), each.segment.key
-        step = int(outcome.get("step") or 0)
-        if state == "failed" and each.told_s is not None:
+            each.script.close(ended=each.is_first and not code and not was_told)
+            step = each.script.step
+            state = "paused" if each.is_pausing else "failed" if code or was_told else "done"
+        now_s = time.monotonic()
+        end = functools.partial(SegmentEnd, *each.segment.key, seconds=now_s - each.began_s)
+        if not each.is_first:
+            step, state = 0, "done" if code in (0, 75) else "failed"
+        if state == "failed" and was_told:
             state = "saved"  # the stop request came before the training could save
-        took_s = now_s - each.began_s
-        if state in ("saved", "failed"):
-            message, is_fault = _cause(each, code) if state == "failed" else ("", False)
-            return SegmentEnd(*key, state, step, message=message, seconds=took_s, is_fault=is_fault)
+        if state == "failed":
+            message, is_fault = _cause(each, code)
+            return end(state, step, message=message, is_fault=is_fault)
+        if state == "saved" or not each.is_first:
+            return end(state, step)
+        if each.script is not None:
+            return self._end_of_script(each, each.script, end, state, now_s)
         metric, monitor = self._metric, (self._spec.training or {}).get("monitor") or {}
         value = (outcome.get("metrics") or {}).get(metric)
         if metric == monitor.get("metric") and outcome.get("best") is not None:
             value = outcome["best"]  # with `patience` or `keep_best` the best evaluation counts
         if not isinstance(value, int | float):
             known = ", ".join(sorted(outcome.get("metrics") or {})) or "no metric"
-            why = f"the evaluation has no {metric}; it has {known}"
-            return SegmentEnd(*key, "failed", step, message=why, seconds=took_s)
+            return end("failed", step, message=f"the evaluation has no {metric}; it has {known}")
         start_s = step_s = None
         if each.first_s is not None and step > each.first_step:
             units = (step - each.first_step) * each.segment.until_step / step  # of the rungs
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / units
-        return SegmentEnd(*key, state, step, float(value), "", start_s, step_s, took_s)
+        return end(state, step, float(value), start_s=start_s, step_s=step_s)
 
-    def _end_of_other(self, each: _Running, code: int) -> SegmentEnd:
-        """Return how the trial's part on a machine that is not its first has ended."""
-        if each.script is not None:
-            each.script.close()
-        took_s, key = time.monotonic() - each.began_s, each.segment.key
-        if code in (0, 75):
-            return SegmentEnd(*key, "done", 0, seconds=took_s)
-        if each.told_s is not None:
-            return SegmentEnd(*key, "saved", 0, seconds=took_s)
-        message, is_fault = _cause(each, code)
-        return SegmentEnd(*key, "failed", 0, message=message, seconds=took_s, is_fault=is_fault)
-
-    def _end_of_script(self, each: _Running, script: ScriptTrial, code: int) -> SegmentEnd:
-        is_own_end = not code and each.told_s is None
-        script.close(ended=is_own_end)
-        now_s, key, segment = time.monotonic(), each.segment.key, each.segment
-        took_s = now_s - each.began_s
-        if code and each.told_s is None:
-            message, is_fault = _cause(each, code)
-            return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s, is_fault=is_fault)
-        if each.told_s is not None and not each.is_pausing:
-            return SegmentEnd(*key, "saved", script.step, seconds=took_s)
+    def _end_of_script(
+        self, each: _Running, script: ScriptTrial, end: Callable[..., SegmentEnd], state: str, now_s: float
+    ) -> SegmentEnd:
         if script.value is None:
             message = f"the output has no {self._metric}: print the metric, or name its pattern in `progress.metrics`"
-            return SegmentEnd(*key, "failed", script.step, message=message, seconds=took_s)
-        state, start_s, step_s = "paused" if each.is_pausing else "done", None, None
-        until, message = segment.until_step, ""
-        if is_own_end and self._sweep["until"] == "rung" and script.step < until:
+            return end("failed", script.step, message=message)
+        start_s, step_s, until, message = None, None, each.segment.until_step, ""
+        if state == "done" and self._sweep["until"] == "rung" and script.step < until:
             message = f"warning: the script ended by itself at step {script.step}, before step {until}: the trial is "
             message += f"done; value {script.value:.6g}"
-            until = max(script.step, segment.from_step + 1)
+            until = max(script.step, each.segment.from_step + 1)
         if self._sweep["until"] == "end":  # the whole script is the step
-            start_s, step_s = 0.0, took_s
+            start_s, step_s = 0.0, now_s - each.began_s
         elif each.first_s is not None:
-            steps = until - segment.from_step
+            steps = until - each.segment.from_step
             start_s, step_s = each.first_s - each.began_s, (now_s - each.first_s) / steps
-        return SegmentEnd(*key, state, script.step, script.value, message, start_s, step_s, took_s)
+        return end(state, script.step, script.value, message, start_s, step_s)
 
 
 def _ask_to_leave(each: _Running) -> None:
