@@ -213,18 +213,6 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def duration(seconds: float) -> str:
-    """Return the time in one or two units: 45s, 12m, 3h20m, 2d4h."""
-    minutes = round(seconds / 60)
-    if seconds < 60:
-        return f"{max(seconds, 0):.0f}s"
-    if minutes < 60:
-        return f"{minutes}m"
-    if minutes < 60 * 24:
-        return f"{minutes // 60}h{minutes % 60:02d}m"
-    return f"{minutes // 1440}d{minutes % 1440 // 60}h"
-
-
 # Peak dense TFLOPS by GPU: (fp32, tf32, fp16, bf16), accumulating in fp32; None if the GPU lacks the format. The first
 # row whose words are all in torch.cuda.get_device_name() holds; boards with two form factors have two rows. From the
 # named NVIDIA data sheets, which since Ampere also quote tensor cores with sparsity, at twice these figures. Checked in

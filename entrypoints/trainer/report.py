@@ -12,9 +12,8 @@ import torch
 import torch.distributed as dist
 
 from .. import atomic_json, events
-from ..format import quantity
+from ..format import quantity, span
 from .job import TrainingJob, TrainState
-from .metrics import duration
 from .strategies.strategy import LOW
 
 _silenced: list[Exception] = []
@@ -95,7 +94,7 @@ def say_step(job: TrainingJob, progress: TrainState, loss: float, lr: float, nor
     if not job.place.is_head:
         return
     eta_s = job.meter.eta_s(progress.max_steps - progress.step)
-    text = f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {duration(eta_s)}"
+    text = f"step {progress.step}/{progress.max_steps} loss {loss:.4g} {speed.text()} eta {span(eta_s)}"
     at = {"step": progress.step, "max_steps": progress.max_steps, "loss": loss, "lr": lr, **rounded(speed.fields())}
     passed = {"eta_s": eta_s, "epoch": progress.samples / job.order.length, "samples": progress.samples}
     per_sample = job.spec.training.tokens_per_sample
@@ -137,7 +136,7 @@ def say_done(job: TrainingJob, progress: TrainState, seconds: float, why: str | 
     """Report the end of the job."""
     shown = " ".join(f"{name} {value:.4g}" for name, value in progress.metrics.items())
     early = f" ({why}: no better than at step {progress.best_step})" if why else ""
-    text = f"done at step {progress.step} in {duration(seconds)}{early} {shown}".rstrip()
+    text = f"done at step {progress.step} in {span(seconds)}{early} {shown}".rstrip()
     at = {"step": progress.step, "seconds": seconds, "loss": progress.loss, "metrics": progress.metrics}
     say(job, "done", text, **at, best=progress.best, best_step=progress.best_step, checkpoint=str(progress.path))
 

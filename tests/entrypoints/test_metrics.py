@@ -166,9 +166,9 @@ def test_peak_memory_is_of_this_process_alone() -> None:
     ("show", "value", "text"),
     [
         *((format.quantity, 0.1234, "0.123"), (format.quantity, 999.6, "1k"), (format.quantity, 8140, "8.14k")),
-        *((format.quantity, 12.3e6, "12.3M"), (format.quantity, 2e12, "2T"), (metrics.duration, -3.0, "0s")),
-        *((metrics.duration, 45.2, "45s"), (metrics.duration, 725.0, "12m")),
-        *((metrics.duration, 12000.0, "3h20m"), (metrics.duration, 187200.0, "2d4h")),
+        *((format.quantity, 12.3e6, "12.3M"), (format.quantity, 2e12, "2T"), (format.span, -3.0, "0s")),
+        *((format.span, 45.2, "45s"), (format.span, 725.0, "12m 5s")),
+        *((format.span, 12000.0, "3h 20m"), (format.span, 187200.0, "2d 4h")),
     ],
 )
 def test_numbers_are_short(show: Callable[[float], str], value: float, text: str) -> None:
