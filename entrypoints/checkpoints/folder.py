@@ -245,9 +245,8 @@ def retain(folder: Path, keep: int, spared: int | None = None) -> None:
 
 def mark_best(folder: Path, step: int, metric: str, value: float) -> None:
     """Record the best step so far; `retain` spares the step. Raises OSError."""
-    partial = folder / f"{BEST}.tmp"
-    write_json(partial, {"step": step, "metric": metric, "value": value, "path": step_name(step)})
-    partial.replace(folder / BEST)
+    note = {"step": step, "metric": metric, "value": value, "path": step_name(step)}
+    atomic_json.write_json(folder / BEST, note)
 
 
 def best_step(folder: Path) -> int | None:

@@ -8,6 +8,7 @@ gloo group abort the process, torch 2.13), and rank 0 gives the checkpoint its n
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import shutil
@@ -113,8 +114,9 @@ class Saver(Background[Saved]):
         if self._rank == 0:
             torch.save({**snapshot.plain, "save": save}, plain)
         blocked_s = time.perf_counter() - begin_s
-        small = (plain.getvalue(), {**snapshot.trainer, "writers": len(self._writers), "save": save})
-        self._start("checkpoint", self._run, snapshot.step, *small, snapshot.best, begin_s, blocked_s)
+        trainer = {**snapshot.trainer, "writers": len(self._writers), "save": save}
+        write = functools.partial(self._write, snapshot.step, plain.getvalue(), trainer, snapshot.best)
+        self._start("checkpoint", self._run, snapshot.step, write, begin_s, blocked_s)
 
     def mark_best(self, step: int, best: tuple[str, float], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Record the step of the begun save as the best, and remove the best before; rank 0 only."""
@@ -143,17 +145,9 @@ class Saver(Background[Saved]):
         if self._is_pinned:
             torch.cuda.synchronize()
 
-    def _run(
-        self,
-        step: int,
-        plain: bytes,
-        trainer: dict[str, Any],
-        best: tuple[str, float] | None,
-        begin_s: float,
-        blocked_s: float,
-    ) -> None:
+    def _run(self, step: int, write: Callable[[], Any], begin_s: float, blocked_s: float) -> None:
         try:
-            answer = self._write(step, plain, trainer, best)
+            answer = write()
         except Exception as error:  # a peer is gone: the training thread will notice too
             answer = {"error": folders.why_not(self.folder, step, error)}
         if "error" in answer:

@@ -5,13 +5,14 @@ python -m cloudtrain.entrypoints.checkpoints.weights step-00000120 model.safeten
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
+from ..atomic_json import sync
+from ..stores.store import whole_file
 from . import folder as folders
 from . import shards
 
@@ -31,21 +32,15 @@ def main(argv: list[str]) -> int:
 
 def write(path: Path, weights: Mapping[str, torch.Tensor]) -> None:
     """Write a state dict in the format of the name's ending, by write, fsync and rename. Raises OSError."""
-    partial = path.with_name(path.name + ".tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if path.suffix == ".safetensors":
-            _write_safetensors(partial, weights)
-        else:
-            with partial.open("wb") as file:
-                torch.save(dict(weights), file)
-                file.flush()
-                os.fsync(file.fileno())
-        partial.replace(path)
-    except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise
+        with whole_file(path) as partial:
+            if path.suffix == ".safetensors":
+                _write_safetensors(partial, weights)
+            else:
+                with partial.open("wb") as file:  # by a path torch would write its name into the archive
+                    torch.save(dict(weights), file)
+                sync(partial)
+    except RuntimeError as error:
         raise OSError(f"{path} cannot be written: {error}") from error  # torch.save raises RuntimeError for a full disk
 
 
