@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import mmap
 import os
 import warnings
@@ -58,10 +59,7 @@ class Box:
     @property
     def nbytes(self) -> int:
         """The box's size in bytes."""
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= size
-        return count
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
 @dataclass(frozen=True)

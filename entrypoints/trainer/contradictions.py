@@ -7,6 +7,7 @@ Ranges and choices of single values are in the launcher's schema only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cache
@@ -34,15 +35,8 @@ class Contradiction:
     """The keys that contradict each other, dotted from the top of the config."""
 
 
-@dataclass(frozen=True)
-class AtLeast:
-    """Any whole number from `least` on."""
-
-    least: int
-
-
 GIVEN = None
-Wanted = tuple[Any, ...] | AtLeast | None  # some values; large numbers; any value, if given
+Wanted = tuple[Any, ...] | range | None  # some values; whole numbers from the start of a range on; any value, if given
 
 
 @dataclass(frozen=True)
@@ -68,7 +62,7 @@ class Row:
 
 
 _SHARDED = tuple(name for name, facts in FACTS.items() if not facts.is_whole)
-_MANY = AtLeast(2)
+_MANY = range(2, sys.maxsize)
 
 _WITH_DDP = Other("strategy", tuple(name for name, facts in FACTS.items() if facts.averages_gradients), True)
 _WITH_SHARDS = Other("strategy", _SHARDED, True)
@@ -118,7 +112,7 @@ ROWS = (
     Row("precision", ("fp16",), _ASYNC, "write `precision: bf16`"),
     Row("optimizer.name", BY_LAYER, _ASYNC, "write `adamw` or `sgd`", "servers hold parts of layers"),
     Row("reproducible", ("strict",), _ASYNC, _BY_TICKETS),
-    Row("num_workers", AtLeast(1), _ASYNC, "leave it out", _TICKET),
+    Row("num_workers", range(1, sys.maxsize), _ASYNC, "leave it out", _TICKET),
     Row("server.max_lead", GIVEN, Other("server.order", ("tickets",)), "leave it out", _IN_ORDER),
     Row("compression_density", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
     Row("compression_warmup_steps", GIVEN, _WITH_SPARSE, "leave it out, or write `compression: threshold`"),
@@ -236,14 +230,14 @@ def _default(key: str) -> Any:
 def _number(given: Given, key: str) -> int:
     """Return the whole number at the key; 0 if the key was not given, or has another type."""
     value = _at(given, key)
-    return value if _is(value, AtLeast(0)) else 0
+    return value if _is(value, range(sys.maxsize)) else 0
 
 
 def _is(value: Any, wanted: Wanted) -> bool:
     if wanted is GIVEN:
         return value is not None
-    if isinstance(wanted, AtLeast):
-        return isinstance(value, int) and not isinstance(value, bool) and value >= wanted.least
+    if isinstance(wanted, range):
+        return type(value) is int and value in wanted
     return value in wanted
 
 
@@ -322,8 +316,8 @@ def _in_words(row: Row, own: Any, other: Any) -> str:
     shown, key, values = f"`{row.key}: {_text(own)}`", row.other.key, row.other.values
     shown = f"`{row.key}`" if row.values is GIVEN else shown
     words = f"{shown} does not go with `{key}: {_text(other)}`"
-    if isinstance(values, AtLeast) and row.other.is_needed:
-        words = f"{shown} goes with `{key}` {values.least} or more, not with `{_text(other)}`"
+    if isinstance(values, range) and row.other.is_needed:
+        words = f"{shown} goes with `{key}` {values.start} or more, not with `{_text(other)}`"
     elif isinstance(values, tuple) and row.other.is_needed:
         fits = " or ".join(f"`{value}`" for value in (f"{key}: {values[0]}", *values[1:]))
         words = f"{shown} goes with {fits}, not with `{_text(other)}`"

@@ -37,7 +37,6 @@ INIT, ORDER, SAMPLE, COLLATE, FORWARD, EVAL, OPTIMIZER, AFTER_STEP = range(8)
 
 CPU = torch.device("cpu")
 AS_IT_IS = "the dataset's own"  # the kind of an order without shuffling
-_LISTED = 1 << 16  # items of an epoch that is also kept as a list: quicker to cut, and 36 bytes an item
 _MOST_DRAWN = 1 << 20  # indices of an epoch, for a sampler without a length
 _MASK = (1 << 64) - 1
 
@@ -130,11 +129,6 @@ class SampleOrder:
     items: int = 0  # of the dataset
 
 
-@functools.lru_cache(maxsize=2)
-def _listed(order: SampleOrder, epoch: int) -> list[int]:
-    return permutation(order, epoch).tolist()
-
-
 @functools.lru_cache(maxsize=2)  # a step may straddle two epochs
 def permutation(order: SampleOrder, epoch: int) -> torch.Tensor:
     """Return the order of one epoch: int64, shape (length,)."""
@@ -175,8 +169,6 @@ def stream(order: SampleOrder, start: int, count: int) -> list[Key]:
         wanted: Iterable[int]
         if order.kind == AS_IT_IS:
             wanted = range(offset, min(end, order.length))
-        elif order.length <= _LISTED:
-            wanted = _listed(order, epoch)[offset:end]
         else:
             wanted = permutation(order, epoch)[offset:end].tolist()
         keys += [(epoch, index) for index in wanted]

@@ -40,10 +40,6 @@ WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the G
 NOTABLE = 0.1  # of a step: less is not worth a change
 
 
-class Interrupted(Exception):
-    """The ranks received a stop request."""
-
-
 @dataclass(frozen=True)
 class TimedRun:
     """Seconds of a step, the median for the slowest rank, and each rank's own; the stages' waits in a step.
@@ -84,13 +80,12 @@ def diagnose(spec: Spec, task: Task, place: RankContext, agreement: Agreement, g
     """
     spec = replace(spec, training=together(spec.training))
     runs = []
-    try:
-        for name in ("normal", "silent", "synthetic", "normal"):
-            runs.append(_measure(spec, task, place, agreement, gradients, name))
-            if place.is_head:
-                emit("step", f"{name}: {_ms(runs[-1].step_s)} a step", run=name, seconds=runs[-1].step_s)
-    except Interrupted:
-        return EXIT_SAVED
+    for name in ("normal", "silent", "synthetic", "normal"):
+        if (run := _measure(spec, task, place, agreement, gradients, name)) is None:
+            return EXIT_SAVED
+        runs.append(run)
+        if place.is_head:
+            emit("step", f"{name}: {_ms(run.step_s)} a step", run=name, seconds=run.step_s)
     normal, silent, synthetic, again = runs
     found = conclude([normal, again], silent, synthetic, spec, place)
     if place.is_head:
@@ -177,7 +172,8 @@ def _advice(bound: str, shares: dict[str, float], spec: Spec, place: RankContext
 
 def _measure(
     spec: Spec, task: Task, place: RankContext, agreement: Agreement, gradients: Gradients, name: str
-) -> TimedRun:
+) -> TimedRun | None:
+    """Return the measured run, None after a stop request."""
     job = build(spec, task, place, agreement, silent=name == "silent")
     count = spec.training.diagnose_steps or 1
     progress = TrainState(max_steps=WARM_UP + count)
@@ -192,7 +188,7 @@ def _measure(
             begin_s = now_s(place.device)
             earlier = gradients(job, progress, batches)
             if earlier is not None and earlier.stop:
-                raise Interrupted
+                return None
             if job.strategy.exchange is not None:
                 job.scaler.unscale_(job.scaled)
                 job.strategy.exchange(progress.step)
@@ -205,7 +201,7 @@ def _measure(
             stop = agreement.finish().stop
             took.append(now_s(place.device) - begin_s)
             if stop is not None:
-                raise Interrupted
+                return None
     ranks_s = tuple(exchange.gather(statistics.median(took[WARM_UP:])))
     size = float(sum(p.nbytes for p in job.strategy.module.parameters() if p.requires_grad))
     waits = tuple(seconds / count for seconds in _waits(job))

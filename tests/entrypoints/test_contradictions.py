@@ -14,7 +14,7 @@ from torch import nn
 
 from cloudtrain.entrypoints.errors import TaskError
 from cloudtrain.entrypoints.trainer import data, optim
-from cloudtrain.entrypoints.trainer.contradictions import ROWS, AtLeast, Row
+from cloudtrain.entrypoints.trainer.contradictions import ROWS, Row
 from cloudtrain.entrypoints.trainer.optimizer_facts import OPTIMIZERS
 from cloudtrain.entrypoints.trainer.settings import TrainingSettings, read_spec
 from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
@@ -59,7 +59,7 @@ def broken(row: Row) -> dict[str, Any]:
     """Return settings that break the row."""
     training: dict[str, Any] = {}
     other, values = row.other, row.other.values
-    refused = values.least if isinstance(values, AtLeast) else next(iter(values or ()), None)
+    refused = values.start if isinstance(values, range) else next(iter(values or ()), None)
     if other.is_needed:  # the default, or a name that does not fit
         names = {"strategy": FACTS, "optimizer.name": OPTIMIZERS}.get(other.key, {})
         refused = next((name for name in names if isinstance(values, tuple) and name not in values), None)
@@ -67,7 +67,7 @@ def broken(row: Row) -> dict[str, Any]:
         put(training, other.key, refused)
     if row.under:
         put(training, *row.under)
-    own = row.values.least if isinstance(row.values, AtLeast) else (row.values or (EXAMPLES[row.key],))[0]
+    own = row.values.start if isinstance(row.values, range) else (row.values or (EXAMPLES[row.key],))[0]
     put(training, row.key, own)
     return training
 

@@ -11,6 +11,7 @@ through a step; pass i of a chunk's micro-batch follows from i alone.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -66,9 +67,7 @@ def balanced(times: Sequence[float], pieces: int) -> list[int]:
 
     Every piece has a block at least.
     """
-    sums = [0.0]
-    for time in times:
-        sums.append(sums[-1] + time)
+    sums = [0.0, *itertools.accumulate(times)]
     # best[end]: the slowest piece's time, and the starts, for the blocks before `end` in the pieces so far
     best = {end: (sums[end], [0]) for end in range(1, len(times) + 1)}
     for _ in range(pieces - 1):
