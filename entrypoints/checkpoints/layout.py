@@ -6,8 +6,7 @@ Whole tensors, present on every rank, are cut along the first dimension, with eq
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,7 @@ from ..rank import exchange
 from .shards import Box
 
 Tensors = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A box and this rank's values for the box."""
-
-    box: Box
-    values: torch.Tensor
+Piece = tuple[Box, torch.Tensor]  # a box, and this rank's values for the box
 
 
 def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequence[int]) -> list[Piece]:
@@ -47,7 +39,7 @@ def pieces(tensors: Tensors, rank: int, writers: Sequence[int], holders: Sequenc
             if rank in writers:
                 whole[name] = gathered.cpu()  # the device may lack room for all tensors
         elif _writes(tensor, number, rank, holders):
-            found.append(Piece(local_box(name, tensor), tensor.to_local()))
+            found.append((local_box(name, tensor), tensor.to_local()))
     return found + (_share(whole, writers.index(rank), len(writers)) if rank in writers else [])
 
 
@@ -56,25 +48,28 @@ def foreign_pieces(tensors: Tensors, rank: int, writers: Sequence[int]) -> list[
 
     All ranks call; each tensor is sent to all ranks, one at a time.
     """
+    device = next((exchange.local_part(tensor).device for tensor in tensors.values()), torch.device("cpu"))
+    found = {name: whole.cpu() for name, whole in whole_tensors(tensors, device, writers) if rank in writers}
+    return _share(found, writers.index(rank), len(writers)) if found else []
+
+
+def whole_tensors(
+    tensors: Tensors, device: torch.device, without: Sequence[int] = ()
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the whole tensors of all ranks by name, one at a time, sent by the first rank with each. All ranks call.
+
+    The tensors of the ranks in `without` are left out.
+    """
     about = {name: [list(tensor.shape), str(tensor.dtype).removeprefix("torch.")] for name, tensor in tensors.items()}
     listed = exchange.gather(about)
-    known = {name for writer in writers for name in listed[writer]}
-    sources: dict[str, int] = {}
-    for source, names in enumerate(listed):
-        for name in names:
-            if name not in known:
-                sources.setdefault(name, source)
-    device = next((exchange.local_part(tensor).device for tensor in tensors.values()), torch.device("cpu"))
-    found: dict[str, torch.Tensor] = {}
+    known = {name for rank in without for name in listed[rank]}
+    sources = {name: rank for rank in reversed(range(len(listed))) for name in listed[rank] if name not in known}
     for name, source in sources.items():
         shape, dtype = listed[source][name]
-        own = tensors.get(name)
-        whole = torch.empty(shape, dtype=getattr(torch, dtype)) if own is None else own
-        whole = (whole.full_tensor() if isinstance(whole, DTensor) else whole).detach().to(device).contiguous()
+        own = torch.empty(shape, dtype=getattr(torch, dtype)) if name not in tensors else tensors[name]
+        whole = exchange.whole(own).detach().to(device).contiguous()
         torch.distributed.broadcast(whole, source)
-        if rank in writers:
-            found[name] = whole.cpu()
-    return _share(found, writers.index(rank), len(writers)) if rank in writers else []
+        yield name, whole
 
 
 def local_box(name: str, tensor: torch.Tensor) -> Box:
@@ -125,6 +120,6 @@ def _share(whole: dict[str, torch.Tensor], index: int, count: int) -> list[Piece
 def _rows(name: str, tensor: torch.Tensor, first: int, last: int, rows: int) -> Piece:
     shape = tuple(tensor.shape)
     if tensor.dim() == 0 or (first, last) == (0, rows) or tensor.numel() == 0:
-        return Piece(Box(name, tensor.dtype, shape, (0,) * len(shape), shape), tensor)
+        return Box(name, tensor.dtype, shape, (0,) * len(shape), shape), tensor
     box = Box(name, tensor.dtype, shape, (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]))
-    return Piece(box, tensor[first:last])
+    return box, tensor[first:last]

@@ -102,7 +102,7 @@ class Saver(Background[Saved]):
         if self.failure is not None:
             return
         self._parameters = snapshot.parameters
-        own = [layout.Piece(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
+        own = [(layout.local_box(f"rank.{self._rank}.{n}", t), t) for n, t in snapshot.own.items()]
         is_writer = self._rank in self._writers
         pieces = layout.pieces(snapshot.tensors, self._rank, self._writers, self._holders)
         if max(len(self._holders), len(self._writers)) < dist.get_world_size():
@@ -131,7 +131,7 @@ class Saver(Background[Saved]):
         self.wait(meanwhile)
 
     def _copy(self, pieces: Sequence[layout.Piece]) -> None:
-        boxes = [piece.box for piece in pieces]
+        boxes = [box for box, _ in pieces]
         if boxes != self._boxes:  # the first save, or the first after the optimizer has created its state
             self._head, positions, size = shards.place(boxes)
             self._buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self._is_pinned)
@@ -140,8 +140,8 @@ class Saver(Background[Saved]):
                 for box, at in zip(boxes, positions, strict=True)
             ]
             self._boxes = boxes
-        for view, piece in zip(self._views, pieces, strict=True):
-            view.copy_(piece.values.detach(), non_blocking=self._is_pinned)
+        for view, (_, values) in zip(self._views, pieces, strict=True):
+            view.copy_(values.detach(), non_blocking=self._is_pinned)
         if self._is_pinned:
             torch.cuda.synchronize()
 

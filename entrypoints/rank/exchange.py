@@ -18,6 +18,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the whole tensor on each rank; the ranks of a DTensor call together."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return every rank's value, by rank, on every rank. Values must be JSON values; all ranks call it."""
     own = json.dumps(value).encode()

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from .. import atomic_json
 from ..checkpoints import folder as folders
-from ..checkpoints import weights
+from ..checkpoints import layout, weights
 from ..checkpoints.folder import CheckpointError
 from ..checkpoints.saver import Snapshot
 from ..errors import TaskError
@@ -256,21 +254,9 @@ def _whole_weights(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the whole tensors of the model by name, one at a time, those of all stages. All ranks call it."""
     own = {name: value for name, value in job.strategy.module.state_dict().items() if isinstance(value, torch.Tensor)}
     if job.place.pipeline == 1:
-        yield from ((name, _whole(value)) for name, value in own.items())
-        return
-    about = {name: [list(value.shape), str(value.dtype).removeprefix("torch.")] for name, value in own.items()}
-    listed = exchange.gather(about)
-    sources = {name: rank for rank in reversed(range(job.place.ranks)) for name in listed[rank]}
-    for name, source in sources.items():
-        shape, dtype = listed[source][name]
-        value = _whole(own[name]) if name in own else torch.empty(shape, dtype=getattr(torch, dtype))
-        value = value.to(job.place.device).contiguous()
-        dist.broadcast(value, source)
-        yield name, value
-
-
-def _whole(value: torch.Tensor) -> torch.Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+        yield from ((name, exchange.whole(value)) for name, value in own.items())
+    else:
+        yield from layout.whole_tensors(own, job.place.device)
 
 
 def _plain(job: TrainingJob) -> dict[str, Any]:

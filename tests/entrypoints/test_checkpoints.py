@@ -277,12 +277,10 @@ def test_writers_share_the_bytes(writers: int) -> None:
     parts = [layout._share(dict(tensors), index, writers) for index in range(writers)]
     for name, tensor in tensors.items():
         filled = torch.full_like(tensor, torch.nan)
-        for piece in (piece for part in parts for piece in part if piece.box.name == name):
-            filled[tuple(slice(o, o + s) for o, s in zip(piece.box.offset, piece.box.shape, strict=True))] = (
-                piece.values
-            )
+        for box, values in (piece for part in parts for piece in part if piece[0].name == name):
+            filled[tuple(slice(o, o + s) for o, s in zip(box.offset, box.shape, strict=True))] = values
         assert torch.equal(filled, tensor)
-    sizes = [sum(piece.box.nbytes for piece in part) for part in parts]
+    sizes = [sum(box.nbytes for box, _ in part) for part in parts]
     assert max(sizes) - min(sizes) <= 16
 
 

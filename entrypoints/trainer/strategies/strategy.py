@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...rank.exchange import local_part
+from ...rank.exchange import local_part, whole
 from .. import data
 from ..optim import whole_norms
 from ..settings import TrainingSettings
@@ -219,9 +219,7 @@ def autocaster(precision: str, device: torch.device) -> Callable[[], AbstractCon
 
 def clip(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Tensor:
     """Scale the gradients down to the norm; return the norm before, over all shards."""
-    norm = nn.utils.clip_grad_norm_(parameters, max_norm)
-    whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    return whole
+    return whole(nn.utils.clip_grad_norm_(parameters, max_norm))
 
 
 @torch.no_grad()
@@ -254,11 +252,11 @@ def clip_whole(parameters: Sequence[nn.Parameter], max_norm: float) -> torch.Ten
 
     Sums over shards would depend on it: each gradient is gathered, one at a time, for a norm of the whole gradient.
     """
-    gradients: list[Any] = [p.grad for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return torch.zeros(())
-    whole = (g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in whole]))
+    norms = [torch.linalg.vector_norm(whole(gradient)) for gradient in gradients]
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
     scale_down([local_part(gradient) for gradient in gradients], norm, max_norm)
     return norm
 
