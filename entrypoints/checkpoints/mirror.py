@@ -121,7 +121,7 @@ class Uploader(Background[Uploaded]):
 
     def __init__(self, to: Store, keep: int) -> None:
         super().__init__(_GROUP_TIMEOUT_S)
-        self._to = to
+        self.to = to
         self._keep = keep
         self._newest: tuple[Path, list[str]] | None = None
         self._published: Path | None = None
@@ -165,7 +165,7 @@ class Uploader(Background[Uploaded]):
 
     def _run(self, path: Path, names: list[str]) -> None:
         try:
-            fault = _upload(self._to, path, names, self._keep, self._group)
+            fault = _upload(self.to, path, names, self._keep, self._group)
         except Exception as error:  # a peer is gone: the training thread will notice too
             fault = str(error)
         if fault is None:

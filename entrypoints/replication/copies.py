@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..checkpoints import folder as checkpoints
+from ..foreign import is_inside
 from ..records import RecordError
 from . import entries as listing
 from . import partial_files, rotation
@@ -375,7 +376,7 @@ def _receive(wire: Wire, entry: StoredEntry, partial: Path) -> list[Path]:
             if file.size < 0:
                 raise WireError("the peer uses a different protocol version")
             left -= file.size
-            if left < 0 or file.path in files or not (listing.is_path(file.path) if entry.is_folder else not file.path):
+            if left < 0 or file.path in files or not (is_inside(file.path) if entry.is_folder else not file.path):
                 raise WireError(f"the server sends {file.path[:200]!r}, which is not a valid file of {entry.name}")
             path = partial / file.path
             path.parent.mkdir(parents=True, exist_ok=True)

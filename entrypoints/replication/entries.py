@@ -24,6 +24,7 @@ from typing import Any
 from .. import atomic_json
 from ..checkpoints import folder as checkpoints
 from ..contract import is_whole
+from ..foreign import is_inside
 from ..records import Record
 
 _NO_LINK = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -59,12 +60,7 @@ class StoredEntry(Record, checks=True):
 
 def is_name(name: str) -> bool:
     """Return whether an entry may have this name: a direct child, not hidden, not partial, not set aside."""
-    return is_path(name) and "/" not in name and is_whole(name)
-
-
-def is_path(path: str) -> bool:
-    """Return whether the path stays below its start, without any `.` or `..` part."""
-    return "\0" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
+    return is_inside(name) and "/" not in name and is_whole(name)
 
 
 def step_of(name: str) -> int | None:
@@ -168,7 +164,7 @@ def stays_inside(path: str, target: str) -> bool:
     """Return whether a link at a path of an entry leads to another place of the entry."""
     place = os.path.normpath(f"{path.rpartition('/')[0] or '.'}/{target}")
     is_plain = os.path.normpath(target) == target != "." and not target.startswith("/")
-    return is_plain and is_path(path) and is_path(place)
+    return is_plain and is_inside(path) and is_inside(place)
 
 
 def open_file(root: int, name: str, path: str) -> int:

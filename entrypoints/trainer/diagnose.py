@@ -26,7 +26,7 @@ from ..events import emit
 from ..rank import exchange, savings
 from ..rank.agree import Agreed, Agreement
 from . import data
-from .job import RankContext, TrainingJob, TrainState, build
+from .job import EXIT_DONE, EXIT_SAVED, RankContext, TrainingJob, TrainState, build
 from .optimizer_facts import OPTIMIZERS
 from .settings import Spec
 from .strategies.cut import now_s
@@ -35,7 +35,6 @@ from .task import Task
 
 Gradients = Callable[[TrainingJob, TrainState, Any], Agreed | None]
 
-EXIT_DONE, EXIT_SAVED = 0, 75
 WARM_UP = 5  # steps before the clock: caches, DDP's second bucket layout, the GPU's own tuning
 NOTABLE = 0.1  # of a step: less is not worth a change
 

@@ -23,7 +23,6 @@ from ..errors import FormError, TaskError
 from ..rank import exchange
 from ..rank.agree import Agreement
 from ..rank.rehearsal import RehearsalSteps
-from ..stores.store import Store
 from . import data, optim, tensorboard
 from .ema import Ema
 from .generators import search
@@ -37,6 +36,7 @@ from .strategies.wrap import Probe, explaining, refusals, wrap
 from .task import Task
 from .weighted import Tally
 
+EXIT_DONE, EXIT_SAVED = 0, 75
 ASK_FILE = "save-now"  # any user may create the file in the checkpoint folder: save, and continue
 # Each agreement aligns the ranks, which wait for no other rank between averages. In the deadline's spare seconds.
 _APART_SPACING_S = 2.0
@@ -109,7 +109,6 @@ class TrainingJob:
     meter: ThroughputMeter
     saver: Saver
     folder: Path  # of the checkpoints
-    mirror: Store | None
     uploader: Uploader | None
     owned: range  # the virtual ranks of this rank
     board: tensorboard.Board | None
@@ -273,7 +272,6 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         meter=_meter(wanted, split, place, strategy),
         saver=Saver(folder, place.device, spec.checkpoint.keep, uploader, place.holders),
         folder=folder,
-        mirror=second,
         uploader=uploader,
         owned=split.owned(place.data_rank),
         board=_board(spec, place),

@@ -21,6 +21,7 @@ from ..events import emit
 from ..format import first_of
 from ..rank import exchange
 from ..rank.exchange import local_part
+from ..stores.store import Store
 from . import saving
 from .contradictions import SPARSE
 from .job import TrainingJob, TrainState
@@ -150,12 +151,12 @@ def _mark_best_again(job: TrainingJob, progress: TrainState) -> None:
 
 def _note_missing(job: TrainingJob, checkpoint: folders.FoundCheckpoint) -> None:
     """Have this checkpoint uploaded at the end, if the mirror lacks it and no newer checkpoint is uploaded first."""
-    if job.uploader is None or job.mirror is None:
+    if job.uploader is None:
         return
     lacks = False
     if job.place.is_head:
         with contextlib.suppress(OSError):
-            lacks = mirror.latest(job.mirror) != checkpoint.step
+            lacks = mirror.latest(job.uploader.to) != checkpoint.step
     if exchange.share(lacks):
         job.uploader.offer(checkpoint.path, list(checkpoint.files) if job.place.is_head else [], passes_over=True)
 
@@ -171,7 +172,7 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, _Damaged]:
             paths = [str(path) for path in choose(job.folder, wanted, is_first, job.spec.job)]
         except (TaskError, OSError) as error:
             fault = str(error)
-    if job.mirror is not None:  # a download by rank 0 may take longer than a collective call may last
+    if job.uploader is not None:  # a download by rank 0 may take longer than a collective call may last
         job.saver.meet()
     fault, paths = exchange.share([fault, paths])
     if fault:
@@ -186,7 +187,7 @@ def _agree(job: TrainingJob) -> tuple[_Intact | None, _Damaged]:
                     folders.set_aside(later, "old")
             return intact, damaged
         damaged.append((path, intact))
-    if damaged and job.mirror is not None and (fetched := _from_mirror(job)) is not None:
+    if damaged and job.uploader is not None and (fetched := _from_mirror(job, job.uploader.to)) is not None:
         _set_aside(job, [path for path, _ in damaged if path.name != fetched[0].path.name])  # its name is in use again
         return fetched, damaged
     if damaged and wanted not in ("auto", "never") and damaged[0][0].parent != job.folder:
@@ -227,12 +228,12 @@ def _intact(job: TrainingJob, path: Path) -> _Intact | str:
     return checkpoint, reader
 
 
-def _from_mirror(job: TrainingJob) -> _Intact | None:
+def _from_mirror(job: TrainingJob, source: Store) -> _Intact | None:
     """Return the mirror's checkpoint in place of the damaged ones, None if the mirror has no intact checkpoint."""
     fetched, fault = None, None
-    if job.place.is_head and job.mirror is not None:
+    if job.place.is_head:
         try:
-            fetched = mirror.fetch(job.mirror, job.folder, replace=True)
+            fetched = mirror.fetch(source, job.folder, replace=True)
         except OSError as error:
             fault = f"all checkpoints in {job.folder} are damaged, and the mirror cannot be read: {error}"
     job.saver.meet()
@@ -265,13 +266,13 @@ def _fetch_newer(job: TrainingJob) -> None:
 
     Raises OSError if the mirror fails, and this machine has no checkpoint, or an older one than a known save.
     """
-    if job.mirror is None:
+    if job.uploader is None:
         return
     own = folders.list_steps(job.folder)
     try:
-        newest = mirror.latest(job.mirror)
+        newest = mirror.latest(job.uploader.to)
         if newest is not None and (not own or newest > own[0][0]):
-            mirror.fetch(job.mirror, job.folder)
+            mirror.fetch(job.uploader.to, job.folder)
     except OSError as error:
         known = job.spec.checkpoint.saved_step or 0
         if own and own[0][0] < known:

@@ -28,12 +28,11 @@ from ..errors import TaskError
 from ..rank import exchange
 from ..rank.agree import Agreement
 from . import data, evaluate, initial, report, scores, splits
-from .job import RankContext, TrainingJob, TrainState, build
+from .job import EXIT_DONE, EXIT_SAVED, RankContext, TrainingJob, TrainState, build
 from .settings import Spec
 from .strategies.facts import facts_of, together
 from .task import Task
 
-EXIT_DONE, EXIT_SAVED = 0, 75
 DEFAULT_BATCH = 32
 _ROOM = 3300  # bytes of the event's fields, of 4096: the report draws them
 _FAULT, _GONE = "cloudtrain/test/fault", "cloudtrain/test/gone"  # in the ranks' store

@@ -30,7 +30,7 @@ from .diagnose import diagnose
 from .evaluate import evaluate
 from .generators import reseed
 from .initial import initialize
-from .job import TrainingJob, TrainState, build, connect
+from .job import EXIT_DONE, EXIT_SAVED, TrainingJob, TrainState, build, connect
 from .modelform import ModelForm
 from .parameter_server import training as parameter_server
 from .resume import resume
@@ -43,7 +43,6 @@ from .strategies.strategy import Feed
 from .strategies.wrap import SparseCalls, explaining
 from .task import load_task
 
-EXIT_DONE, EXIT_SAVED = 0, 75
 EARLY = "early stop"  # by the monitored metric: the job is done, and reports it
 _AS_IT_IS = nullcontext()
 LAST_SAVE_S = 60.0  # the other ranks wait for this rank, or have died and their part of the save is lost
