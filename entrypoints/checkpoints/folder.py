@@ -37,6 +37,7 @@ _TRAINER: dict[str, tuple[type, ...]] = {
     "metrics": (dict,),
     "extra": (list,),  # the names of the model's state that is no tensor (`get_extra_state`)
     "parent": (dict, type(None)),
+    "tied": (dict,),  # the further names of each tied weight, with the name that its average has
     **dict.fromkeys(("job", "optimizer", "save"), (str,)),
 }
 # Errors of a path that are faults of the checkpoint. Any other OSError may be a fault of the disk.

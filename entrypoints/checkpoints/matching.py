@@ -33,11 +33,15 @@ class Paired:
     unused: tuple[str, ...]
 
 
-def saved_names(names: Collection[str], *, averaged: bool) -> dict[str, str]:
-    """Return a checkpoint's name of each weight, by the model's name; `averaged`: of the average, if kept."""
+def saved_names(names: Collection[str], *, averaged: bool, tied: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return a checkpoint's name of each weight, by the model's name; `averaged`: of the average, if kept.
+
+    `tied`: the further names of each tied weight, with the name that its average has.
+    """
     found = {name.removeprefix("model."): name for name in names if name.startswith("model.")}
     if averaged:
-        found |= {name.removeprefix("ema."): name for name in names if name.startswith("ema.")}
+        averages = {name.removeprefix("ema."): name for name in names if name.startswith("ema.")}
+        found |= averages | {name: averages[first] for name, first in tied.items() if first in averages}
     return found
 
 

@@ -58,21 +58,8 @@ def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     if fault:
         raise folders.CheckpointError(f"checkpoint {path} is damaged: {fault}")
     trained, average = read(path, "model"), read(path, "ema")
-    return {name: _averaged(name, trained, average) for name in trained}
-
-
-def _averaged(name: str, trained: Mapping[str, torch.Tensor], average: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the average of a weight; without one, that of a tied weight, which has the same trained bits.
-
-    The average has one name of a tensor, and the model all names of tied weights.
-    """
-    if name in average:
-        return average[name]
-    own = trained[name]
-    for other, value in average.items() if own.numel() > 1 else ():
-        if own.dtype == trained[other].dtype and torch.equal(own, trained[other]):  # of one shape too
-            return value
-    return own
+    tied = folders.read_trainer(path).get("tied", {})
+    return {name: average.get(tied.get(name, name), value) for name, value in trained.items()}
 
 
 def read(path: Path, kind: str) -> dict[str, torch.Tensor]:

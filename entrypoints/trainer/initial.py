@@ -102,7 +102,7 @@ def open_parent(job: TrainingJob, place: Path, wanted: InitSettings, *, averaged
         raise folders.CheckpointError(f"the parent's checkpoint {path} is damaged: {damage}")
     found = opened(job, path)
     reader = loader.open_reader(found, whole=facts_of(job.spec.training).is_whole)
-    names = matching.saved_names(reader.shapes, averaged=averaged)
+    names = matching.saved_names(reader.shapes, averaged=averaged, tied=found.trainer.get("tied", {}))
     origin = {"job": found.trainer.get("job"), "step": found.step, "sha256": sha256, "path": str(path)}
     return Parent(reader, names, origin, found.trainer)
 

@@ -62,6 +62,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
         compare(job, progress)
         attributes, trees = job.own.saved(job.strategy.parameter_names()) if job.own is not None else ({}, None)
         plain = _plain(job)
+        of_model = {"extra": list(plain["extra"]), "tied": plain.pop("tied")}
         progressed = {name: getattr(progress, name) for name in CARRIED}
         job.saver.begin(
             Snapshot(
@@ -69,7 +70,7 @@ def begin(job: TrainingJob, progress: TrainState, best: tuple[str, float] | None
                 tensors={**_saved_here(job), **attributes},
                 own={**job.strategy.rank_state(), **own},
                 plain={**plain, "own": trees},
-                trainer={**job.identity, **progressed, "extra": list(plain["extra"])},
+                trainer={**job.identity, **progressed, **of_model},
                 parameters=frozenset(f"model.{name}" for name, _ in job.strategy.module.named_parameters()),
                 best=best,
             ),
@@ -260,7 +261,10 @@ def _whole_weights(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _plain(job: TrainingJob) -> dict[str, Any]:
-    """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state."""
+    """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state.
+
+    `tied` has the further names of each parameter with several, with its first name, which its average has.
+    """
     names = optimizer_names(job)
     groups = [
         {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}
@@ -272,7 +276,10 @@ def _plain(job: TrainingJob) -> dict[str, Any]:
         if isinstance(p, torch.Tensor) and p in names
     }
     extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}
-    plain = {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra}
+    first: dict[torch.Tensor, str] = {}
+    named = job.strategy.module.named_parameters(remove_duplicate=False)
+    tied = {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+    plain = {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra, "tied": tied}
     return plain if job.place.pipeline == 1 else _of_all_stages(job, plain)
 
 
@@ -290,4 +297,5 @@ def _of_all_stages(job: TrainingJob, plain: dict[str, Any]) -> dict[str, Any]:
             group["params"] += [name for name in other["params"] if name not in group["params"]]
         whole["state"] |= part["state"]
         whole["extra"] |= part["extra"]
+        whole["tied"] |= part["tied"]
     return whole

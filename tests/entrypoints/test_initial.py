@@ -183,9 +183,7 @@ def test_damaged_checkpoint_and_other_shapes_are_refused(
     assert fit(damaged, place, monkeypatch) == {"fits": len(whole)}  # the damage is in no header
 
 
-def test_untied_values_are_not_tied_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Different saved values for the names of one tensor are refused; equal values load."""
-    text = """
+TIED = """
 import torch
 from torch import nn
 class Tied(nn.Module):
@@ -196,14 +194,30 @@ class Tied(nn.Module):
     def forward(self, x):
         return self.c(self.b(self.a(x)))
 def model(params): return Tied()
-def dataset(params, split): return [torch.full((4,), float(index)) for index in range(9)]
+def dataset(params, split): return [torch.full((4,), float(index) / 9) for index in range(9)]
 def loss(model, batch): return model(batch).pow(2).mean()
+def evaluate(model, batch): return {"loss": loss(model, batch)}
 """
+
+
+def test_average_of_a_tied_weight_is_its_own_under_all_names(tmp_path: Path) -> None:
+    """The average has one name; a child, and a file of the weights, have it under the others too."""
+    made = whole_run(tmp_path / "parent", job="parent", text=TIED, max_steps=10, eval_every=5, ema_decay=0.9)
+    child = begin(tmp_path / "child", made.folder / "checkpoints", text=TIED)
+    assert child.code == 0, child.errors
+    assert child.values("eval", "loss")[0].hex() == made.values("eval", "loss")[10].hex()
+    whole = weights.from_checkpoint(made.folder / "checkpoints")
+    average = weights.read(made.folder / "checkpoints/step-00000010", "ema")["a.weight"]
+    assert all(torch.equal(whole[f"{name}.weight"], average) for name in "abc")
+
+
+def test_untied_values_are_not_tied_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Different saved values for the names of one tensor are refused; equal values load."""
     apart = ("apart", 2 * torch.eye(4), "ties a.weight, b.weight, c.weight")
     for name, other, fault in (("same", torch.eye(4), ""), apart):
         place = tmp_path / f"{name}.safetensors"
         weights.write(place, {"a.weight": torch.eye(4), "b.weight": torch.eye(4), "c.weight": other})
-        child = begin(tmp_path / name, place, text=text)
+        child = begin(tmp_path / name, place, text=TIED)
         assert fault in child.errors
         assert child.code == int(bool(fault)), child.errors
         assert fit(child, place, monkeypatch) == {"fits": 3}
