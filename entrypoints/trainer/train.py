@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -363,14 +363,12 @@ def _piped_gradients(
     return None if must_agree else earlier
 
 
-def _counted(job: TrainingJob) -> AbstractContextManager[None]:
-    """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the meter can use the count."""
-    is_known = job.meter.flops_per_step is not None
-    return _AS_IT_IS if is_known or job.meter.peak_tflops is None else _counting(job)
-
-
 @contextmanager
-def _counting(job: TrainingJob) -> Iterator[None]:
+def _counted(job: TrainingJob) -> Iterator[None]:
+    """Count the arithmetic of the first micro-batch, or of a pipeline's first step, if the meter can use the count."""
+    if job.meter.flops_per_step is not None or job.meter.peak_tflops is None:
+        yield
+        return
     with metrics.FlopCounter() as counter:
         yield
     count, is_whole = float(counter.total or 0), job.place.pipeline == 1
@@ -379,27 +377,16 @@ def _counting(job: TrainingJob) -> Iterator[None]:
 
 def _loss(job: TrainingJob, model: Any, batch: Any) -> torch.Tensor:
     """Return the task's loss, a scalar. Raises TaskError if the value or the use of the model is wrong."""
-    try:
-        with _around_loss(job):
-            return job.tally.take(job.task.loss(model, batch))
-    except (AttributeError, RuntimeError) as error:
-        with explaining("loss", job.spec.training, job.strategy.module):
-            raise error
-
-
-def _around_loss(job: TrainingJob) -> AbstractContextManager[Any]:
-    """Return the context of a call of `loss`: its precision, and in a first call or with offloading more."""
     training, module = job.spec.training, job.strategy.module
     is_first = job.tally.is_weighted is None and not training.compile
-    if not is_first and not training.activation_offload:
-        return job.strategy.autocast()
-    around = ExitStack()
-    around.enter_context(job.strategy.autocast())
-    if is_first:
-        around.enter_context(SparseCalls(training, module, job.task.optimizer is not None))
-    if training.activation_offload:
-        around.enter_context(saved_on_host(module))
-    return around
+    sparse = SparseCalls(training, module, job.task.optimizer is not None) if is_first else _AS_IT_IS
+    offloaded = saved_on_host(module) if training.activation_offload else _AS_IT_IS
+    try:
+        with job.strategy.autocast(), sparse, offloaded:
+            return job.tally.take(job.task.loss(model, batch))
+    except (AttributeError, RuntimeError) as error:
+        with explaining("loss", training, module):
+            raise error
 
 
 def _add_left_out(job: TrainingJob, progress: TrainState, is_left_out: bool, *, is_met: bool) -> None:

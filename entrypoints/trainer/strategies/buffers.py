@@ -17,8 +17,6 @@ import ctypes
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +32,6 @@ from .. import data
 Place = tuple[nn.Module, str]  # a module and the name of a buffer: a module may replace the tensor itself
 Kept = dict[str, tuple[Place, torch.Tensor]]  # by name: a place, and this rank's values at an earlier time
 
-_AS_IT_IS = contextlib.nullcontext()
 ROOM_BYTES = 1 << 28  # for copies in the first step, at least
 _ROW = 509  # words of 8 bytes: odd, since the xor of an even number of equal words is 0
 
@@ -175,19 +172,15 @@ class Buffers:
         self._end: list[torch.Tensor] = []
         self._is_new, self.has_moved = True, False  # parameters
 
-    def micro_batch(self, virtual: int, last: bool) -> AbstractContextManager[Any]:
-        """Return the context manager for one micro-batch; an empty context for a model without buffers."""
-        return self._around(virtual, last) if self._places or self._is_new else _AS_IT_IS
-
-    def watch(self) -> AbstractContextManager[Any]:
-        """Return a context that watches the first micro-batch for tensors that no resume could load, or that move.
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[None]:
+        """Watch the first micro-batch for tensors that no resume could load, or that move.
 
         Raises TaskError with their names.
         """
-        return self._watched() if self._is_new else _AS_IT_IS
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+        if not self._is_new:
+            yield
+            return
         self._is_new, kinds = False, kinds_of(self._module)
         kept = keep_frozen(self._module) if self._group is None else {}  # the stages of a pipeline do not meet here
         yield
@@ -221,7 +214,11 @@ class Buffers:
             self._write(self._begin)
 
     @contextlib.contextmanager
-    def _around(self, virtual: int, last: bool) -> Iterator[None]:
+    def micro_batch(self, virtual: int, last: bool) -> Iterator[None]:
+        """Wrap one micro-batch; does nothing for a model without buffers."""
+        if not self._places and not self._is_new:
+            yield
+            return
         if virtual != self._first:
             self._write(self._begin)
         elif not self._silent:
