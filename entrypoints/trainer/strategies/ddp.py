@@ -15,7 +15,6 @@ import contextlib
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -111,12 +110,14 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
     ring_bytes = 2 * (split.ranks - 1) / split.ranks * sent_bytes  # what a ring sends: Patarasuk and Yuan 2009
     is_known = not sparse_layers(module)  # each step sends other rows of a sparse gradient
 
-    def micro_batch(virtual: int, last: bool) -> AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def micro_batch(virtual: int, last: bool) -> Iterator[None]:
         is_ddps = is_simple and not buffers.has_moved
         if model.broadcast_buffers is not (is_ddps and not silent):  # a module's attribute is slow to set
             model.broadcast_buffers = is_ddps and not silent
         around = buffers.watch() if is_ddps else buffers.micro_batch(virtual, last)
-        return around if last else both(around, model.no_sync())
+        with around, contextlib.nullcontext() if last else model.no_sync():
+            yield
 
     return replace(
         setup.of_one_rank(buffers, agree=silent),
@@ -126,13 +127,6 @@ def _averaged(setup: Setup, buffers: Buffers) -> Strategy:
         figures=lambda: {"bytes_sent": 0.0 if silent else ring_bytes} if is_known else {},
         **kept,
     )
-
-
-@contextlib.contextmanager
-def both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter the two contexts."""
-    with one, other:
-        yield
 
 
 def _strict(setup: Setup, buffers: Buffers) -> Strategy:

@@ -14,9 +14,8 @@ import contextlib
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ...rank import exchange
 from ..settings import LocalSettings
 from .buffers import Buffers, neighbours
-from .ddp import both, ddp
+from .ddp import ddp
 from .facts import together
 from .strategy import Setup, State, Strategy, buckets, share_weights
 
@@ -47,9 +46,11 @@ def local(setup: Setup) -> Strategy:
         alone = ddp(replace(setup, settings=plain, split=replace(split, ranks=1), blocks=None))
         own, model = alone.micro_batch, cast(DistributedDataParallel, synced.model)
 
-        def unsynced(virtual: int, last: bool) -> AbstractContextManager[Any]:
+        @contextlib.contextmanager
+        def unsynced(virtual: int, last: bool) -> Iterator[None]:
             model.broadcast_buffers = False
-            return both(own(virtual, last), model.no_sync())
+            with own(virtual, last), model.no_sync():
+                yield
 
         alone = replace(alone, micro_batch=unsynced)
     else:
