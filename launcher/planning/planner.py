@@ -180,7 +180,8 @@ def _require_price(config: JobConfig, capacity: Capacity) -> None:
     else:
         what, refreshes, _ = capacity.price_source.partition(": cloudtrain prices refresh")
         message = f"a budget needs a price: {what}"
-        first = "cloudtrain prices refresh, " if refreshes else ""
+        region = what.partition("unknown region (")[2].partition(")")[0]
+        first = f"set {region}, " if region else "cloudtrain prices refresh, " if refreshes else ""
         hint = f"{first}set {key}, or add --price-per-hour USD: one instance's, for an hour"
     unknown = [replace(capacity.unknown_region, is_warning=False)] if capacity.unknown_region else []
     raise ConfigError([*unknown, Fault(message, key="budget.limit", hint=hint)])

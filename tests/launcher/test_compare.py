@@ -61,6 +61,8 @@ def test_table_shows_the_cost_of_each_backend(asked: Callable[..., Overrides]) -
     text = compare.lines(offers(asked("all", BUDGET)))
     rows = {line.split()[0]: line for line in text[1:6]}
     assert text[6].startswith("azureml: a budget needs a price: no price of Standard")
+    without = compare.lines(offers(asked("azureml,ssh", BUDGET, TEXT.replace("region: norwaywest", "region: null"))))
+    assert "; set azureml.region, set azureml.price_per_hour, or add" in "\n".join(without)
     assert set(rows) == {"local", "ssh", "sagemaker", "azureml", "vertex"}
     assert all(word in rows["vertex"] for word in ("a2-highgpu-8g", "2 x 8 = 16", "40.00", "1h 14m (budget)"))
     assert all(word in rows["sagemaker"] for word in ("ml.p4d.24xlarge", "50.00", "55m (budget)", "50.00 USD"))
