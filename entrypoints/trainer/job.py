@@ -244,7 +244,10 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
     folder = Path(os.environ.get("CLOUDTRAIN_CHECKPOINT_DIR") or "checkpoints").absolute()
     second = open_mirror(spec.checkpoint.mirror, spec.job)
     uploader = None if second is None else Uploader(second, spec.checkpoint.keep)
-    _start_clocks(spec, place, agreement, folder / ASK_FILE, parameters, uploads=uploader is not None)
+    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S  # of the duration of a save and an upload
+    spacing = {"spacing_s": _APART_SPACING_S} if facts_of(wanted).averages_weights else {}
+    upload_s, every_s = guess_s if uploader is not None else 0.0, spec.checkpoint.every_s
+    agreement.start(place.rank, every_s, guess_s, folder / ASK_FILE, upload_s, **spacing)
     roots = (task.loss, task.evaluate, task.outputs, task.after_step, strategy.module)
     # Before an exchange the ranks have different gradients: then they agree on whether to leave out a step.
     kind = torch.amp.GradScaler if strategy.exchange is None else ShardedGradScaler
@@ -279,15 +282,6 @@ def build(spec: Spec, task: Task, place: RankContext, agreement: Agreement, *, s
         roots=roots,
         generators=list(search(roots)),
     )
-
-
-def _start_clocks(
-    spec: Spec, place: RankContext, agreement: Agreement, ask_file: Path, parameters: int, *, uploads: bool
-) -> None:
-    """Start the agreement's clocks, with guesses of the duration of a save and an upload."""
-    guess_s = 12 * parameters / place.ranks / _SAVE_BYTES_PER_S
-    spacing = {"spacing_s": _APART_SPACING_S} if facts_of(spec.training).averages_weights else {}
-    agreement.start(place.rank, spec.checkpoint.every_s, guess_s, ask_file, guess_s if uploads else 0.0, **spacing)
 
 
 def train_split(spec: Spec, task: Task) -> tuple[Any, str]:

@@ -32,7 +32,7 @@ from .generators import reseed
 from .initial import initialize
 from .job import EXIT_DONE, EXIT_SAVED, TrainingJob, TrainState, build, connect
 from .modelform import ModelForm
-from .parameter_server import training as parameter_server
+from .parameter_server.training import WorkerRank
 from .resume import resume
 from .saving import NonFiniteError
 from .settings import read_spec, shortened
@@ -156,8 +156,8 @@ def _hold(job: TrainingJob, progress: TrainState) -> None:
 def _steps(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
     """Yield a function that takes a step; under strategy async, all steps to the next save or evaluation."""
     if facts_of(job.spec.training).has_servers:
-        with parameter_server.running(job, progress) as train_to_boundary:
-            yield train_to_boundary
+        with closing(WorkerRank(job, progress)) as rank:
+            yield rank.train_to_boundary
         return
     steps = progress.last_step - progress.step
     keys = data.train_keys(job.order, job.split, job.place.data_rank, progress.samples, steps)

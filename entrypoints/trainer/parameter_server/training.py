@@ -7,7 +7,6 @@ the rank processes, which compute nothing, meet a few times a second to agree on
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import json
@@ -17,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,26 +40,16 @@ _POLL_S = 0.2
 _MOST_DEATHS, _SHORT_LIFE_S = 5, 60.0  # of a rank's worker in a row, each so soon after its start
 
 
-@contextlib.contextmanager
-def running(job: TrainingJob, progress: TrainState) -> Iterator[Callable[[], Agreed]]:
-    """Start the shards and the workers; yield a function that trains to the next boundary. All ranks call it.
-
-    The function returns the ranks' agreement: the reason to stop, or whether a save is due.
-    """
-    ranks, nodes = job.place.ranks, int(os.environ.get("GROUP_WORLD_SIZE") or 1)
-    count = min(job.spec.training.server.shards or nodes, ranks)
-    hosts = [number * ranks // count for number in range(count)]
-    own = hosts.index(job.place.rank) if job.place.rank in hosts else None
-    with contextlib.closing(_Rank(job, progress, hosts, own)) as rank:
-        yield rank.train_to_boundary
-
-
-class _Rank:
+class WorkerRank:
     """One rank's worker, and its server with a shard, None on ranks that host no shard; `_head` is rank 0's server."""
 
-    def __init__(self, job: TrainingJob, progress: TrainState, hosts: list[int], own: int | None) -> None:
-        self._job, self._progress, self._hosts, self._own = job, progress, hosts, own
-        self._ranks = job.place.ranks
+    def __init__(self, job: TrainingJob, progress: TrainState) -> None:
+        """Start the shard and the worker. All ranks call it."""
+        ranks, nodes = job.place.ranks, int(os.environ.get("GROUP_WORLD_SIZE") or 1)
+        count = min(job.spec.training.server.shards or nodes, ranks)
+        self._hosts = hosts = [number * ranks // count for number in range(count)]
+        self._own = own = hosts.index(job.place.rank) if job.place.rank in hosts else None
+        self._job, self._progress, self._ranks = job, progress, ranks
         self._finished, self._deaths, self._starts = 0, 0, 0
         secret = exchange.share(secrets.token_hex(32))
         self._server = None if own is None else self._hosted(own, secret)
@@ -83,7 +72,10 @@ class _Rank:
             self._server.close()
 
     def train_to_boundary(self) -> Agreed:
-        """Train to the next boundary. Raises TaskError or NonFiniteError, on all ranks, after a task's error."""
+        """Train to the next boundary; return the ranks' agreement: the reason to stop, or whether a save is due.
+
+        All ranks call it. Raises TaskError or NonFiniteError, on all ranks, after a task's error.
+        """
         job, progress = self._job, self._progress
         job.optimizer.state.clear()  # the shards have it
         if self._server is not None:
