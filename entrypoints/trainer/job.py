@@ -30,9 +30,10 @@ from .metrics import ThroughputMeter, ddp_communication, device_peak_tflops
 from .modelform import ModelForm, module_of
 from .own_optimizer import OwnOptimizer
 from .settings import ParallelSettings, ScheduleSettings, Spec, TrainingSettings
+from .strategies.cut import Probe
 from .strategies.facts import facts_of
 from .strategies.strategy import Strategy
-from .strategies.wrap import Probe, explaining, refusals, wrap
+from .strategies.wrap import explaining, refusals, wrap
 from .task import Task
 from .weighted import Tally
 

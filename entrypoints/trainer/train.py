@@ -278,7 +278,7 @@ def gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, is_
     job.tally.count = 0.0
     job.tell(progress)
     if strategy.walk is not None:
-        return _piped_gradients(job, progress, batches, strategy.walk, must_agree)
+        return _piped_gradients(job, progress, batches, must_agree)
     total: torch.Tensor | float = 0.0  # in float64, with room for float32 sums in any order
     for virtual in owned:
         is_last = virtual == owned[-1]
@@ -323,19 +323,14 @@ def _begin_agreement(job: TrainingJob, total: torch.Tensor | float, *, is_known:
     )
 
 
-def _piped_gradients(
-    job: TrainingJob,
-    progress: TrainState,
-    batches: data.Batches,
-    walk: Callable[[Feed], torch.Tensor],
-    must_agree: bool,
-) -> Agreed | None:
+def _piped_gradients(job: TrainingJob, progress: TrainState, batches: data.Batches, must_agree: bool) -> Agreed | None:
     """Sum the gradients of a step over the stages. The stages agree at its end: inside they are at different passes.
 
     With the schedule async a stage does not wait for the others at the end of a step: the agreement of an earlier step
     is returned, except in a step that is logged.
     """
     strategy, training = job.strategy, job.spec.training
+    assert strategy.walk is not None
 
     def seed(virtual: int, steps: int) -> None:
         job.seed(data.FORWARD, progress.step + steps, virtual)
@@ -352,7 +347,8 @@ def _piped_gradients(
     # After the last step an evaluation or a save may follow, with agreements of its own.
     must_agree = must_agree or not left or job.tally.needs_total
     with _counted(job):
-        total = walk(Feed(job.owned, batch, seed, functools.partial(_loss, job), backward, heartbeat.beat, left))
+        feed = Feed(job.owned, batch, seed, functools.partial(_loss, job), backward, heartbeat.beat, left)
+        total = strategy.walk(feed)
     earlier = _agreed(job) if training.parallel.schedule == "async" else None
     if earlier is not None and earlier.stop:
         job.clear_gradients()

@@ -20,6 +20,8 @@ from ...errors import TaskError
 from ..settings import ParallelSettings
 from .schedules import balanced
 
+Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
+
 _MEASUREMENTS = 3
 _BEFORE, _BETWEEN = -1, -2  # phases of a forward pass that belong to no block
 
@@ -192,12 +194,7 @@ def cut(settings: ParallelSettings, blocks: int, times: Sequence[float]) -> list
 
 
 def block_times(
-    module: nn.Module,
-    blocks: Sequence[nn.Module],
-    run: Callable[[nn.Module, torch.device], object],
-    device: torch.device,
-    *,
-    recomputes: bool,
+    module: nn.Module, blocks: Sequence[nn.Module], run: Probe, device: torch.device, *, recomputes: bool
 ) -> list[float]:
     """Return the seconds of a forward and backward pass through each block, on the input that the block really gets.
 

@@ -31,6 +31,7 @@ from ..settings import ParallelSettings, suggest
 
 Plan = dict[str, str]  # kind of each split module, by its name; all others are whole
 TensorPlan = Callable[[Any], Mapping[str, str]]
+SharedInput = dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]]  # an input, and its DTensor, by what it is
 
 KINDS = ("column", "row", "head", "embedding", "sequence", "whole")
 
@@ -237,18 +238,14 @@ def _share_inputs(module: nn.Module, plan: Plan, mesh: DeviceMesh, layout: Place
         names = {name: f"{prefix}.{name}".lstrip(".") for name, _ in parent.named_children()}
         columns = [parent.get_submodule(name) for name, full in names.items() if plan.get(full) == "column"]
         if len(columns) > 1:
-            shared: dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]] = {}  # at most the newest input
+            shared: SharedInput = {}  # at most the newest input
             for column in columns:
                 column.register_forward_pre_hook(functools.partial(_distributed, shared, mesh, layout), prepend=True)
             parent.register_forward_hook(lambda *_, shared=shared: shared.clear(), always_call=True)
 
 
 def _distributed(
-    shared: dict[tuple[int, int, bool], tuple[torch.Tensor, DTensor]],
-    mesh: DeviceMesh,
-    layout: Placement,
-    _column: nn.Module,
-    args: tuple[Any, ...],
+    shared: SharedInput, mesh: DeviceMesh, layout: Placement, _column: nn.Module, args: tuple[Any, ...]
 ) -> tuple[Any, ...] | None:
     given = args[0] if args else None
     if not isinstance(given, torch.Tensor) or isinstance(given, DTensor):

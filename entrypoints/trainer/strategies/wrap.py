@@ -30,6 +30,7 @@ from ..optimizer_facts import OPTIMIZERS
 from ..settings import ParallelSettings, TrainingSettings
 from . import cut, schedules, tensor
 from .blocks import default_blocks
+from .cut import Probe
 from .ddp import copies, ddp, shard_optimizer
 from .facts import facts_of
 from .fsdp import data_mesh, shard_width, sharded
@@ -37,8 +38,6 @@ from .links import Links
 from .local import local
 from .pipeline import PipelineStage
 from .strategy import Blocks, Setup, Strategy, autocaster, share_weights, sparse_layers
-
-Probe = Callable[[nn.Module, torch.device], object]  # computes the loss of a micro-batch, on a device
 
 STRATEGIES: dict[str, Callable[[Setup], Strategy]] = {
     "ddp": ddp,
