@@ -62,6 +62,13 @@ def from_checkpoint(path: Path) -> dict[str, torch.Tensor]:
     return {name: average.get(tied.get(name, name), value) for name, value in trained.items()}
 
 
+def tied_names(module: torch.nn.Module) -> dict[str, str]:
+    """Return the further names of each parameter with several, with its first name, which its average has."""
+    first: dict[torch.Tensor, str] = {}
+    named = module.named_parameters(remove_duplicate=False)
+    return {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+
+
 def read(path: Path, kind: str) -> dict[str, torch.Tensor]:
     """Return the whole tensors of a kind, on the CPU: `model` are the trained weights, `ema` is their average, if kept.
 

@@ -101,7 +101,8 @@ def _reference(order: ExportOrder, code: Path, work: Path) -> dict[str, Any]:
     params = dict(order.params)
     model = evaluated_model(task, params, Path(order.checkpoint))
     hashes = {name: [_dtype(tensor), bytes_sha256(tensor)] for name, tensor in model.state_dict().items()}
-    result: dict[str, Any] = {"weights": hashes, "tied": _tied(model), "left_out": {}, "torch": torch.__version__}
+    tied = weights.tied_names(model)
+    result: dict[str, Any] = {"weights": hashes, "tied": tied, "left_out": {}, "torch": torch.__version__}
     try:
         samples, split = _samples(task, params, order.seed)
         names = getattr(samples, "classes", None)  # in order, if the dataset has them, as torchvision's have
@@ -142,16 +143,6 @@ def _why_not(model: torch.nn.Module, error: Exception) -> str:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
-
-
-def _tied(model: torch.nn.Module) -> dict[str, str]:
-    """Return the further names of each shared tensor, with its first name."""
-    first: dict[int, str] = {}
-    tied = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if first.setdefault(id(tensor), name) != name:
-            tied[name] = first[id(tensor)]
-    return tied
 
 
 def _samples(task: Task, params: dict[str, Any], seed: int) -> tuple[Any, str]:

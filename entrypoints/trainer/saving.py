@@ -261,10 +261,7 @@ def _whole_weights(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _plain(job: TrainingJob) -> dict[str, Any]:
-    """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state.
-
-    `tied` has the further names of each parameter with several, with its first name, which its average has.
-    """
+    """Return the state without tensors: the optimizer's settings by parameter name, the scaler, extra state, ties."""
     names = optimizer_names(job)
     groups = [
         {**{k: v for k, v in group.items() if k != "params"}, "params": [names[p] for p in group["params"]]}
@@ -276,9 +273,7 @@ def _plain(job: TrainingJob) -> dict[str, Any]:
         if isinstance(p, torch.Tensor) and p in names
     }
     extra = {n: v for n, v in job.strategy.module.state_dict().items() if not isinstance(v, torch.Tensor)}
-    first: dict[torch.Tensor, str] = {}
-    named = job.strategy.module.named_parameters(remove_duplicate=False)
-    tied = {name: first[p] for name, p in named if first.setdefault(p, name) != name}
+    tied = weights.tied_names(job.strategy.module)
     plain = {"groups": groups, "state": state, "scaler": job.scaler.state_dict(), "extra": extra, "tied": tied}
     return plain if job.place.pipeline == 1 else _of_all_stages(job, plain)
 
