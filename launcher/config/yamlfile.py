@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -53,10 +53,9 @@ _VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _OF_AZURE = re.compile(r"\$\{\{\s*(inputs|outputs)\.(\w+)")  # Azure ML fills these in
 SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|private|webhook|_url$", re.IGNORECASE)
 
-# A part of the parser's message (libyaml's and PyYAML's words differ a little) -> the problem, the fix.
+# A pattern in the parser's message (libyaml's and PyYAML's words differ a little) -> the problem, the fix.
 _SAID: tuple[tuple[str, str, str], ...] = (
-    ("'\\t'", "a tab cannot indent YAML", "use spaces"),
-    ("violates indentation", "a tab cannot indent YAML", "use spaces"),
+    ("'\\\\t'|violates indentation", "a tab cannot indent YAML", "use spaces"),
     ("mapping values are not allowed", "a `:` where none can stand", ""),  # _colon_hint looks at the lines
     ("while scanning a quoted scalar", "the quote that opens here is not closed", "close it, or leave both quotes out"),
     ("expected ',' or '}'", "the `{` that opens here is not closed, or a comma is missing", "every `{` needs its `}`"),
@@ -68,12 +67,13 @@ _SAID: tuple[tuple[str, str, str], ...] = (
         "indent alike what belongs together",
     ),
     ("block sequence entries", "a list cannot begin here", "put the `-` on a line of its own, below its key"),
-    ("expected key", "this line fits no mapping around it", "indent the keys of one mapping alike"),
-    ("<block end>", "this line fits no mapping around it", "indent the keys of one mapping alike"),
+    ("expected key|<block end>", "this line fits no mapping around it", "indent the keys of one mapping alike"),
     ("cannot start any token", "this character cannot begin a value", "put quotes around the value"),
-    ("undefined alias", "this `*name` has no anchor", "define it before with `&name`"),
-    ("anchor", "this `&name` or `*name` is not well formed", "put quotes around text that begins with `&` or `*`"),
-    ("alias", "this `&name` or `*name` is not well formed", "put quotes around text that begins with `&` or `*`"),
+    (
+        "anchor|alias",
+        "this `&name` or `*name` is not well formed",
+        "put quotes around text that begins with `&` or `*`",
+    ),
     ("escape", "this backslash means nothing inside double quotes", "use single quotes, or double the backslash"),
     ("tag", "text that begins with `!` needs quotes", ""),
     ("block scalar", "this `|` or `>` block is not well formed", "indent its lines below their key"),
@@ -112,8 +112,7 @@ class MappingEntry:
     node: YamlNode
 
 
-@dataclass(frozen=True)
-class ParsedYaml:
+class ParsedYaml(NamedTuple):
     """The root (None if the text is empty or not YAML) and the faults found."""
 
     root: YamlNode | None
@@ -235,7 +234,7 @@ def _human_fault(exc: yaml.YAMLError, source: _SourceText) -> Fault:
     if not isinstance(exc, yaml.MarkedYAMLError):
         return Fault(f"not YAML: {exc}")
     said = f"{exc.context or ''}: {exc.problem or ''}"
-    known = ((message, hint) for part, message, hint in _SAID if part in said)
+    known = ((message, hint) for part, message, hint in _SAID if re.search(part, said))
     message, hint = next(known, (f"not YAML: {exc.problem or 'the parser gives no reason'}", ""))
     places = [source.place(mark.line, mark.column) for mark in (exc.problem_mark, exc.context_mark) if mark is not None]
     if not places:
@@ -302,105 +301,87 @@ class _SourceText:
         return self.place(line, offset - self.starts[line])
 
 
-@dataclass
-class _Open:
-    """A list or mapping before its end event."""
-
-    event: Any
-    items: list[YamlNode]
-    members: dict[str, MappingEntry]
-    key: tuple[str, Place] | None = None
-
-
 class _Builder:
-    """Turns the parser's events into nodes. An explicit stack: deep nesting cannot exhaust Python's call stack."""
+    """Turns the parser's events into nodes. The depth has a limit, so nesting cannot exhaust Python's call stack."""
 
     def __init__(self, source: _SourceText, environ: Mapping[str, str]) -> None:
         self.source = source
         self.environ = environ
         self.faults: list[Fault] = []
         self.anchors: dict[str, YamlNode] = {}
-        self.stack: list[_Open] = []
+        self.events: Iterator[Any] = iter(())
+        self.path: list[str] = []  # the keys and indexes from the root to the present value
 
     def document(self, events: Sequence[Any]) -> YamlNode | None:
         """Return the root of the only document."""
-        stack = self.stack
         root: YamlNode | None = None
-        for count, event in enumerate(events):
-            self._refuse_too_much(event, count, 0)
+        self.events = self._counted(events)
+        for event in self.events:
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
                 self._stop("a second document begins here", event, "one file describes one job: remove the `---`")
-            if isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-                self._refuse_tag(event)
-                self._refuse_as_key(event)
-                self._refuse_too_much(event, 1, len(stack))
-                stack.append(_Open(event, [], {}))
-                continue
-            node = self._closed(event)
-            if node is None:
-                continue
-            if isinstance(event, yaml.ScalarEvent) and event.anchor is not None:
-                self.anchors[event.anchor] = node
-            if not stack:
-                root = node
-            else:
-                self._add(stack[-1], node)
+            if isinstance(event, yaml.NodeEvent):
+                root = self._node(event)
         return root
 
-    def _closed(self, event: Any) -> YamlNode | None:
-        """Return the node that the event completes, None if the event completes no node."""
-        if isinstance(event, yaml.ScalarEvent):
-            self._refuse_tag(event)
-            return self._scalar(event)
+    def _counted(self, events: Sequence[Any]) -> Iterator[Any]:
+        for count, event in enumerate(events):
+            self._refuse_too_much(event, count, 0)
+            yield event
+
+    def _node(self, event: Any, *, is_key: bool = False) -> YamlNode:
+        """Return the node that begins with the event. Variables are never filled in inside a key."""
         if isinstance(event, yaml.AliasEvent):
-            if event.anchor is None or event.anchor not in self.anchors:
+            if event.anchor not in self.anchors:
                 self._stop(f"`*{event.anchor}` has no anchor: no finished `&{event.anchor}` comes before it", event)
             return replace(self.anchors[event.anchor], place=self._place(event))
-        if not isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            return None
-        done = self.stack.pop()
-        value: Any = done.members if isinstance(event, yaml.MappingEndEvent) else tuple(done.items)
-        children = [member.node for member in done.members.values()] or done.items
-        size = 1 + sum(child.size for child in children)
-        depth = 1 + max((child.depth for child in children), default=0)
-        self._refuse_too_much(done.event, size, depth)
-        node = YamlNode(value, self._place(done.event), size=size, depth=depth)
-        if done.event.anchor is not None:
-            self.anchors[done.event.anchor] = node
+        self._refuse_tag(event)
+        is_scalar = isinstance(event, yaml.ScalarEvent)
+        node = self._scalar(event, is_key=is_key) if is_scalar else self._collection(event, is_key=is_key)
+        if event.anchor is not None:
+            self.anchors[event.anchor] = node
         return node
 
-    def _add(self, parent: _Open, node: YamlNode) -> None:
-        if isinstance(parent.event, yaml.SequenceStartEvent):
-            parent.items.append(node)
-        elif parent.key is None:
-            self._open_key(parent, node)
-        else:
-            key, place = parent.key
-            parent.key = None
-            if key in parent.members:
-                first = parent.members[key].place
-                self._fault(f"duplicate key `{key}`", place, "keep one of the two", last=key, also=(first,))
+    def _collection(self, event: Any, *, is_key: bool) -> YamlNode:
+        is_mapping = isinstance(event, yaml.MappingStartEvent)
+        if is_key:
+            hint = "text that begins with `{` needs quotes; a variable is `${NAME}`" if is_mapping else ""
+            self._stop(f"a {'mapping' if is_mapping else 'list'} cannot be a key", event, hint)
+        self._refuse_too_much(event, 1, len(self.path))
+        members: dict[str, MappingEntry] = {}  # of a list by their indexes
+        while not isinstance(inner := next(self.events), yaml.CollectionEndEvent):
+            key, place = self._key(inner) if is_mapping else (str(len(members)), self._place(inner))
+            self.path.append(key)
+            node = self._node(next(self.events) if is_mapping else inner)
+            if key in members:
+                first = members[key].place
+                self._fault(f"duplicate key `{key}`", place, "keep one of the two", also=(first,))
             else:
-                parent.members[key] = MappingEntry(place, node)
+                members[key] = MappingEntry(place, node)
+            self.path.pop()
+        nodes = tuple(member.node for member in members.values())
+        size, depth = 1 + sum(node.size for node in nodes), 1 + max((node.depth for node in nodes), default=0)
+        self._refuse_too_much(event, size, depth)
+        return YamlNode(members if is_mapping else nodes, self._place(event), size=size, depth=depth)
 
-    def _open_key(self, parent: _Open, node: YamlNode) -> None:
-        """Use `node` as the key of the next member. A plain scalar such as `1.10` is a key as written."""
+    def _key(self, event: Any) -> tuple[str, Place]:
+        """Return a key and its place. A plain scalar such as `1.10` is a key as written."""
+        node = self._node(event, is_key=True)
         key = node.text if node.plain else node.value
         if not isinstance(key, str) or isinstance(node.value, tuple | dict):
             raise _StopReadingError(Fault("a key must be a word", place=node.place))
         if key == "<<" and node.plain:
             hint = "merge keys left YAML with version 1.2: write the keys out, or share single values with `*name`"
             raise _StopReadingError(Fault("`<<` does not merge here", place=node.place, hint=hint))
-        parent.key = (key, node.place)
+        return key, node.place
 
-    def _scalar(self, event: Any) -> YamlNode:
+    def _scalar(self, event: Any, *, is_key: bool) -> YamlNode:
         place = self._place(event)
         plain = event.style in (None, "")
         faults_before = len(self.faults)
         text, shown = event.value, ""
         # Only a plain scalar that is a single `${NAME}` can become a number.
         reread = plain and _REFERENCE.fullmatch(text) is not None and not text.startswith("$$")
-        if "${" in text and not self._at_key():
+        if "${" in text and not is_key:
             text, shown = self._filled(event)
         if _NOT_TEXT.search(text):
             self._fault("a NUL or half a character is not text", place)
@@ -420,8 +401,8 @@ class _Builder:
         # Search each `${` in the text of the file: quotes and escapes make offsets in the scalar differ.
         cursor = self.source.starts[min(event.start_mark.line, len(self.source.starts) - 1)] + event.start_mark.column
         secret = False
-        key = self.stack[0].key[0] if self.stack and self.stack[0].key else ""
-        of_node = _OF_NODE.get(str(key))
+        key = self.path[0] if self.path else ""
+        of_node = _OF_NODE.get(key)
 
         def fill(match: re.Match[str]) -> str:
             nonlocal cursor, secret
@@ -467,25 +448,8 @@ class _Builder:
         if depth > _MAX_DEPTH:
             self._stop(f"nested more than {_MAX_DEPTH} levels deep, aliases counted", event)
 
-    def _refuse_as_key(self, event: Any) -> None:
-        if self._at_key():
-            curly = isinstance(event, yaml.MappingStartEvent)
-            hint = "text that begins with `{` needs quotes; a variable is `${NAME}`" if curly else ""
-            self._stop(f"a {'mapping' if curly else 'list'} cannot be a key", event, hint)
-
-    def _at_key(self) -> bool:
-        """Return whether the next scalar is a key of a mapping. Variables are never filled in inside a key."""
-        parent = self.stack[-1] if self.stack else None
-        return parent is not None and isinstance(parent.event, yaml.MappingStartEvent) and parent.key is None
-
-    def _fault(self, message: str, place: Place, hint: str = "", last: str = "", also: tuple[Place, ...] = ()) -> None:
-        keys = [
-            (level.key[0] if level.key else last)
-            if isinstance(level.event, yaml.MappingStartEvent)
-            else str(len(level.items))
-            for level in self.stack
-        ]
-        self.faults.append(Fault(message, ".".join(filter(None, keys)), place, hint, also))
+    def _fault(self, message: str, place: Place, hint: str = "", also: tuple[Place, ...] = ()) -> None:
+        self.faults.append(Fault(message, ".".join(filter(None, self.path)), place, hint, also))
 
     def _stop(self, message: str, event: Any, hint: str = "") -> NoReturn:
         raise _StopReadingError(Fault(message, place=self._place(event), hint=hint))
