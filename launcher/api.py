@@ -85,7 +85,7 @@ class Config:
             if source is None or isinstance(source, Mapping):
                 self.file, self._settings = Path(folder) / "Config(...)", tuple(overrides)
                 data = {**(source or {}), **keys}
-                self.values = config.from_data(data, self.file, backend=backend, overrides=overrides, further=refused)
+                self.values = config.load(self.file, data=data, backend=backend, overrides=overrides, further=refused)
             else:
                 self.file, self._settings = Path(source), (*_settings(keys), *overrides)
                 self.values = config.load(self.file, backend=backend, overrides=self._settings, further=refused)

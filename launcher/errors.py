@@ -25,7 +25,10 @@ NOTHING = "nothing was sent, and nothing is reserved"
 
 @dataclass(frozen=True)
 class Place:
-    """A place in a text file; line and column count from 1; `excerpt` is the line without the newline."""
+    """A place in a text file; line and column count from 1; `excerpt` is the line without the newline.
+
+    Line 0: `file` alone is the place, such as an option of the command line.
+    """
 
     file: str
     line: int
@@ -33,7 +36,7 @@ class Place:
     excerpt: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
 @dataclass(frozen=True)

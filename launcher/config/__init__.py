@@ -8,7 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,10 @@ DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
 
 
-@dataclass(frozen=True)
-class _Given(Place):
-    """The place of a value from the command line: the option itself, with line and column 0."""
-
-    def __str__(self) -> str:
-        return self.file
-
-
 def load(
     path: Path,
     *,
+    data: Mapping[str, Any] | None = None,
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
@@ -45,53 +38,32 @@ def load(
 ) -> JobConfig:
     """Return the config with every default filled in.
 
+    `data` takes the place of the file, which then need not exist; its text is literal: `${NAME}` is not filled in.
     `overrides` are `a.b=value`; a later override wins, and `backend` wins over all overrides. Paths in the config are
     relative to the config file. `further` returns the faults that the backend and the code folder add. Raises
     ConfigError with every fault: first the faults in the file, in the file's order, then those of the command line.
     """
     environ = os.environ if environ is None else environ
-    parsed = yamlfile.parse(_text(path, overrides), os.fspath(path), environ)
-    if parsed.root is None:
-        empty = Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")
-        raise ConfigError(parsed.faults or [empty])
-    return _checked(parsed.root, parsed.faults, path, backend, overrides, environ, further)
-
-
-def from_data(
-    data: Mapping[str, Any],
-    path: Path,
-    *,
-    backend: str | None = None,
-    overrides: Sequence[str] = (),
-    further: Callable[[JobConfig, Path], Sequence[Fault]] | None = None,
-) -> JobConfig:
-    """Return the config of a Python mapping, checked like a file at `path`; the file need not exist.
-
-    Text is literal: `${NAME}` is not filled in. Raises ConfigError with every fault.
-    """
-    root = yamlfile.from_data(data, _Given(path.name, 0, 0, ""))
-    return _checked(root, (), path, backend, overrides, os.environ, further)
+    if data is None:
+        root, before = yamlfile.parse(_text(path, overrides), os.fspath(path), environ)
+    else:
+        root, before = yamlfile.from_data(data, _given(path.name)), ()
+    if root is None:
+        raise ConfigError(before or [Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")])
+    if not isinstance(root.value, dict):
+        message = f"expected a mapping of keys, found {schemafaults.found(root)}"
+        raise ConfigError(before or [Fault(message, place=root.place, hint="begin with `name: my-job`")])
+    root, faults = _overridden(root, overrides, environ, backend)
+    return _checked(root, [*before, *faults], path, further)
 
 
 def _checked(
     root: YamlNode,
-    before: Sequence[Fault],
+    faults: list[Fault],
     path: Path,
-    backend: str | None,
-    overrides: Sequence[str],
-    environ: Mapping[str, str],
     further: Callable[[JobConfig, Path], Sequence[Fault]] | None,
 ) -> JobConfig:
-    faults = list(before)
-    if not isinstance(root.value, dict):
-        message = f"expected a mapping of keys, found {schemafaults.found(root)}"
-        raise ConfigError(faults or [Fault(message, place=root.place, hint="begin with `name: my-job`")])
-    assignments = [("--set", assignment) for assignment in overrides]
-    if backend is not None:
-        assignments.append(("--backend", f"backend={backend}"))
-    for option, assignment in assignments:
-        root, more = _applied(root, option, assignment, environ)
-        faults += more
+    """Return the config of the tree. Raises ConfigError with `faults` and those that are found here."""
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root), *codefiles.faults_of(root, path.parent)]
     tried, more = _candidates(root, path.parent, faults, config)
@@ -180,11 +152,7 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
     """Return a config that was stored as JSON, with `${NAME}` filled in, with the overrides. Raises ConfigError."""
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
-    root = yamlfile.from_data(asked, _Given(rules.STORED, 0, 0, ""))
-    faults: list[Fault] = []
-    for assignment in overrides:
-        root, more = _applied(root, "--set", assignment, os.environ)
-        faults += more
+    root, faults = _overridden(yamlfile.from_data(asked, _given(rules.STORED)), overrides, os.environ)
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root)]
     if config is None or faults:
@@ -231,10 +199,26 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
 def _tree(path: Path, overrides: Sequence[str]) -> YamlNode | None:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
     root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root
-    for assignment in overrides:
-        if root is not None and isinstance(root.value, dict):
-            root, _ = _applied(root, "--set", assignment, os.environ)
-    return root
+    if root is None or not isinstance(root.value, dict):
+        return root
+    return _overridden(root, overrides, os.environ)[0]
+
+
+def _given(name: str) -> Place:
+    """Return the place of values that are not from a file, such as an option of the command line."""
+    return Place(name, 0, 0, "")
+
+
+def _overridden(
+    root: YamlNode, overrides: Sequence[str], environ: Mapping[str, str], backend: str | None = None
+) -> tuple[YamlNode, list[Fault]]:
+    """Return the tree with the overrides and the backend applied, and the faults."""
+    faults = list[Fault]()
+    assignments = [("--set", assignment) for assignment in overrides]
+    for option, assignment in [*assignments, *([("--backend", f"backend={backend}")] if backend is not None else [])]:
+        root, more = _applied(root, option, assignment, environ)
+        faults += more
+    return root, faults
 
 
 def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str, str]) -> tuple[YamlNode, list[Fault]]:
@@ -246,7 +230,7 @@ def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str,
     key = key.strip()
     secret = key.startswith("secrets") or yamlfile.SECRET_NAME.search(key) is not None
     shown = f"{key}=..." if secret and equals else assignment
-    place = _Given(f"{option} {text if option != '--set' else shown}", 0, 0, "")
+    place = _given(f"{option} {text if option != '--set' else shown}")
     if not equals or not all(key.split(".")):
         hint = "as in `--set resources.instances=2`"
         return root, [Fault(f"`{place}` is not an assignment", hint=hint)]
@@ -465,7 +449,7 @@ def _order(fault: Fault, file: str) -> tuple[int, int, int]:
     """Sort by the place in the config file; then faults of the command line; then faults without a place."""
     if fault.place is None:
         return (3, 0, 0)
-    if isinstance(fault.place, _Given):
+    if not fault.place.line:
         return (2, 0, 0)
     place = fault.place if fault.place.file == file else (*fault.also, fault.place)[0]  # code: the key of the file
     return (0, place.line, place.column)

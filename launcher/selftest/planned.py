@@ -55,7 +55,7 @@ def jobs_of(
     second = first | {"env": slow, "limits": first["limits"] | {"max_duration": limit}}
 
     def made(*, dry: bool = True) -> list[Prepared]:
-        loaded = [configs.from_data(data, file, backend=backend, further=refused) for data in (first, second)]
+        loaded = [configs.load(file, data=data, backend=backend, further=refused) for data in (first, second)]
         return [prepare(config, file, cache, dry=dry) for config in loaded]
 
     why, jobs = "", made()

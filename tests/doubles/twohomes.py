@@ -253,7 +253,7 @@ def site() -> tuple[Path, tuple[JobConfig, JobConfig], bytes]:
     )
     (file := folder / "cloudtrain.yaml").touch()
     Registry(folder).close()
-    checked = configs.from_data(JOB, file), configs.from_data(JOB | {"sweep": SWEEP}, file)
+    checked = configs.load(file, data=JOB), configs.load(file, data=JOB | {"sweep": SWEEP})
     return file, checked, (folder / "registry.sqlite").read_bytes()
 
 

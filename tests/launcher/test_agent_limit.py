@@ -366,7 +366,7 @@ def test_given_price_counts_from_the_table_up(project: MakeProject, price: float
 
     def planned(**block: Any) -> Any:
         data = CLOUD | {"sagemaker": {**CLOUD["sagemaker"], **block}}  # type: ignore[dict-item]
-        return prepare(configs.from_data(data, file), file, Path(), dry=True).plan
+        return prepare(configs.load(file, data=data), file, Path(), dry=True).plan
 
     listed, given = planned().hourly_usd, planned(price_per_hour=f"{price}USD").hourly_usd
     assert given == price
@@ -383,7 +383,7 @@ def test_price_of_an_unlisted_machine_needs_an_approval(
     file = project() / "cloudtrain.yaml"
     data = CLOUD | {"resources": {"instance_type": "ml.g99.xlarge"}}
     data["sagemaker"] = {**data["sagemaker"], "price_per_hour": "0.01USD"}  # type: ignore[dict-item]
-    plan = prepare(configs.from_data(data, file), file, Path(), dry=True).plan
+    plan = prepare(configs.load(file, data=data), file, Path(), dry=True).plan
     assert plan.is_unlisted
     (registry := Registry()).add(
         "loop",

@@ -74,7 +74,7 @@ class ScarceWorld(World):
         data = JOB | {"backend": "sagemaker", "sagemaker": {"region": REGIONS[0], "role": "r", "bucket": "b"}}
         data |= {"resources": resources, "budget": {"limit": f"{BUDGET_MICRO / 1e6}USD"}, "project": "vision"}
         data |= {"limits": {"max_duration": "1h"}, "capacity": {"try": entries, **capacity}}
-        return configs.from_data(data, self.file)
+        return configs.load(self.file, data=data)
 
     def prepared(self, config: Any) -> Any:
         """Return the prepared submit."""

@@ -94,4 +94,4 @@ def test_every_fault_of_an_error_speaks_python() -> None:
         raise ConfigError([fault, fault])
     first, second = caught.value.faults
     assert first == second
-    assert (first.message, str(first.place), first.hint) == ("`overrides` a.b is odd", "a.b=1:0:0", "add force=True")
+    assert (first.message, str(first.place), first.hint) == ("`overrides` a.b is odd", "a.b=1", "add force=True")

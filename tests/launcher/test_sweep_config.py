@@ -21,7 +21,7 @@ CPU, GPUS = Capacity(0, 0.0, "your own machine"), Capacity(gpus=8, hourly_usd=36
 def load(tmp_path: Path, sweep: dict[str, Any], **more: Any) -> config.JobConfig:
     """Return the config of a task with the section."""
     (tmp_path / "task.py").write_text("def model(p): ...\ndef dataset(p, s): ...\ndef loss(m, b): ...\n")
-    return config.from_data({**TASK, **more, "sweep": {"space": LR, **sweep}}, tmp_path / "cloudtrain.yaml")
+    return config.load(tmp_path / "cloudtrain.yaml", data={**TASK, **more, "sweep": {"space": LR, **sweep}})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_faulty_space_has_a_place_after_the_checks_of_the_backend(
     sweep = {"space": space, "algorithm": algorithm, "steps": 90}
     data = {"name": "s", "script": "train.py", "budget": {"limit": 5}, "local": {"price_per_hour": 1}, "sweep": sweep}
     with pytest.raises(ConfigError) as caught:
-        config.from_data(data, tmp_path / "cloudtrain.yaml", further=prepare.refused)
+        config.load(tmp_path / "cloudtrain.yaml", data=data, further=prepare.refused)
     fault = next(fault for fault in caught.value.faults if words in fault.message)
     assert (fault.key, fault.place is not None) == ("sweep.space", True)
 
@@ -196,7 +196,7 @@ def script(tmp_path: Path, sweep: dict[str, Any]) -> config.JobConfig:
     """Return the config of a script with the section."""
     (tmp_path / "fit.py").write_text("print('step 1')\n")
     sweep = {"space": {"args.lr": {"log": [1e-4, 1]}}, **sweep}
-    return config.from_data({"name": "s", "script": "fit.py", "sweep": sweep}, tmp_path / "cloudtrain.yaml")
+    return config.load(tmp_path / "cloudtrain.yaml", data={"name": "s", "script": "fit.py", "sweep": sweep})
 
 
 @pytest.mark.parametrize(
