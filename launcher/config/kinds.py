@@ -44,6 +44,11 @@ def key(default: Any, text: str, *examples: Any, **bounds: Any) -> Any:
     return Field(default, description=text, examples=list(examples), **bounds)
 
 
+def section_key(kind: type[Section], example: dict[str, Any], **defaults: Any) -> Any:
+    """Return the field of a key with a section, whose docstring is the help; `defaults`: of its validators."""
+    return key(kind.model_construct(**defaults), kind.__doc__ or "", example)
+
+
 @dataclass(frozen=True, eq=False)
 class Kind:
     """A scalar with its own reader: `read` returns the value, or raises ValueError with the expected form."""

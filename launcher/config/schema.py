@@ -16,7 +16,7 @@ from cloudtrain.entrypoints.notices.receivers import RECEIVERS
 from ..backend_table import BUILT_IN, DEFAULT, PLACES, block_of, names, traits
 from ..job import PROJECT_PATTERN
 from . import kinds
-from .kinds import Arguments, Channel, Duration, JobName, Many, Pattern, Place, RelativePath, Section, Text, key
+from .kinds import Arguments, Duration, JobName, Many, Pattern, Place, RelativePath, Section, Text, key, section_key
 from .schema_training import Checkpoint, Evaluate, InitFromOrText, Sweep, Training
 
 B = TypeVar("B", bound=Section)
@@ -72,7 +72,7 @@ class Resources(Section):
 
 
 class Progress(Section):
-    """Regular expressions that find a script's steps in its output; the first group of each is a number."""
+    """Regular expressions that find a script's steps where the built-in forms do not; the first group is a number."""
 
     step: Pattern | None = key(None, "Finds the step. Default: the forms that docs/scripts.md lists.", "iter (\\d+)")
     loss: Pattern | None = key(None, "Finds the loss on a step's line.", "loss ([\\d.]+)")
@@ -182,7 +182,9 @@ def _project(value: Any) -> Any:
     return {"name": value}
 
 
-_POSTED: dict[str, Any] = {name: (Channel | None, key(None, of.help, of.example)) for name, of in RECEIVERS.items()}
+_POSTED: dict[str, Any] = {
+    name: (kinds.Channel | None, key(None, of.help, of.example)) for name, of in RECEIVERS.items()
+}
 
 
 class Notify(create_model("Posted", __base__=Section, **_POSTED)):  # type: ignore[misc]
@@ -231,7 +233,7 @@ class Retry(Section):
 
 
 class FailOverLimits(Section):
-    """When the search for machines ends: at one of both limits."""
+    """When the search for machines ends, at one of both limits: exit 5, or in line with `queue.wait`."""
 
     rounds: int | None = key(None, "Rounds over all candidates. Default: 3, without `until`.", 3, ge=1, le=1000)
     until: Duration | None = key(
@@ -261,9 +263,7 @@ class FailOver(create_model("Tried", __base__=Section, **_TRIED)):  # type: igno
         "30m",
         gt=0,
     )
-    limits: FailOverLimits = key(
-        FailOverLimits.model_construct(), "When the search ends: exit 5, or in line with `queue.wait`.", {"rounds": 3}
-    )
+    limits: FailOverLimits = section_key(FailOverLimits, {"rounds": 3})
 
     @property
     def entries(self) -> tuple[dict[str, Any], ...]:
@@ -311,11 +311,7 @@ class JobConfig(Section):
         "checkpoint folder, are there again after a restart, and come home with `artifacts`. `!data/`: may be lost.",
         ["out/", "snapshot.pt", "*.ckpt", "!data/"],
     )
-    progress: Progress = key(
-        Progress.model_construct(),
-        "How a script's output tells its steps, where the built-in forms do not find them.",
-        {"step": "iter (\\d+)", "loss": "loss ([\\d.]+)"},
-    )
+    progress: Progress = section_key(Progress, {"step": "iter (\\d+)", "loss": "loss ([\\d.]+)"})
     on_stop: Literal["signal", "save"] = key(
         "signal",
         "At a stop or the deadline. signal: the script gets SIGTERM. save: a callback is added to Hugging "
@@ -337,7 +333,7 @@ class JobConfig(Section):
         ["apt-get install -y libsndfile1", "pip install -e ."],
     )
     params: dict[str, Any] = key({}, "Handed to the task's functions as they are.", {"hidden": 128})
-    code: Code = key(Code.model_construct(), "What is shipped to the nodes.", {"dir": "src"})
+    code: Code = section_key(Code, {"dir": "src"})
     env: dict[kinds.EnvName, kinds.Written] = key({}, "Environment variables of every rank.", {"NCCL_DEBUG": "WARN"})
     secrets: Many[kinds.EnvName] = key(
         (),
@@ -349,16 +345,10 @@ class JobConfig(Section):
         "Container image on clouds; on ssh with `environment: docker`, Slurm with `container`. Default: the cloud's.",
         "registry/team/train:3",
     )
-    resources: Resources = key(Resources.model_construct(), "How many machines, and of what kind.", {"instances": 2})
-    distributed: Distributed = key(
-        Distributed.model_construct(), "How torchrun starts the ranks.", {"nproc_per_node": 8}
-    )
-    training: Training = key(
-        Training.model_construct(epochs=1), "The shared trainer; only for a `task`.", {"max_steps": 2000}
-    )
-    checkpoint: Checkpoint = key(
-        Checkpoint.model_construct(every=600), "When and where state is saved.", {"every_steps": 200}
-    )
+    resources: Resources = section_key(Resources, {"instances": 2})
+    distributed: Distributed = section_key(Distributed, {"nproc_per_node": 8})
+    training: Training = section_key(Training, {"max_steps": 2000}, epochs=1)
+    checkpoint: Checkpoint = section_key(Checkpoint, {"every_steps": 200}, every=600)
     evaluate: Evaluate | None = key(
         None,
         "Test a task after its last step, on a split that has chosen nothing. Default: no test.",
@@ -385,8 +375,8 @@ class JobConfig(Section):
         "Name -> uri; copied to URI/JOB/ from CLOUDTRAIN_OUTPUT_DIR/<name>. On a cloud one, for all.",
         {"model": "s3://bucket/model"},
     )
-    limits: Limits = key(Limits.model_construct(), "Time limits.", {"max_duration": "12h"})
-    queue: Queue = key(Queue.model_construct(), "Waiting in line.", {"wait": True})
+    limits: Limits = section_key(Limits, {"max_duration": "12h"})
+    queue: Queue = section_key(Queue, {"wait": True})
     capacity: FailOver | None = key(
         None,
         "Other places, machines and prices to try if machines are missing (docs/capacity.md). Default: none.",
@@ -402,7 +392,7 @@ class JobConfig(Section):
     notify: Many[Notify] = key(
         (), "Who receives alerts, and which alerts.", [{"slack": "env:SLACK_URL", "on": ["failed"]}]
     )
-    retry: Retry = key(Retry.model_construct(), "New attempts on new machines.", {"max_attempts": 3})
+    retry: Retry = section_key(Retry, {"max_attempts": 3})
     sweep: Sweep | None = key(
         None,
         "A search over values of other keys: many trials within one budget (docs/sweeps.md).",

@@ -13,7 +13,7 @@ from cloudtrain.entrypoints.sweep import search
 from cloudtrain.entrypoints.trainer.optimizer_facts import BY_LAYER, OPTIMIZERS, SCHEDULES, heeded_by
 from cloudtrain.entrypoints.trainer.strategies.facts import FACTS
 
-from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key
+from .kinds import CheckpointChoice, Duration, Many, NamePattern, Section, Shorthand, SplitName, Text, key, section_key
 
 if TYPE_CHECKING:
     Strategy = str
@@ -56,7 +56,7 @@ class Optimizer(Section):
 
 
 class Schedule(Section):
-    """How the learning rate moves: up in a line, then as named."""
+    """The learning rate's schedule: up in a line, then as named."""
 
     name: ScheduleName = key(
         "constant",
@@ -74,7 +74,7 @@ class Schedule(Section):
 
 
 class Monitor(Section):
-    """Which metric of the evaluation says what is best, and when to stop looking for better."""
+    """Which metric of the evaluation says what is best, and early stopping: when to stop looking for better."""
 
     metric: Text = key("loss", "Name of the metric, as `evaluate` returns it.", "accuracy")
     mode: Literal["min", "max"] = key("min", "Whether less of it is better, or more.", "max")
@@ -83,7 +83,7 @@ class Monitor(Section):
 
 
 class Parallel(Section):
-    """How one copy of the model is spread over ranks; `training.strategy` spreads the copies and the data."""
+    """For models that do not fit on one GPU: how a copy is spread over ranks; `strategy` spreads copies and data."""
 
     tensor: int = key(1, "Neighbouring ranks that share the matrices of each layer, within an instance.", 2, ge=1)
     sequence: bool = key(
@@ -145,7 +145,7 @@ class ParameterServer(Section):
 
 
 class OuterTraining(Section):
-    """The optimizer of the averages: SGD with Nesterov momentum along the ranks' mean movement (DiLoCo)."""
+    """How averages move the weights: SGD, Nesterov momentum along the mean movement (DiLoCo). Default: to the mean."""
 
     lr: float = key(1.0, "Learning rate of an average; 1.0 takes the mean.", 0.7, gt=0)
     momentum: float = key(
@@ -165,11 +165,7 @@ class LocalTraining(Section):
         "keep",
     )
     group_period: int | None = key(None, "Steps between averages within an instance; divides `period`.", 4, ge=1)
-    outer: OuterTraining = key(
-        OuterTraining.model_construct(),
-        "How an average moves the weights. Default: to the mean.",
-        {"lr": 0.7, "momentum": 0.6},
-    )
+    outer: OuterTraining = section_key(OuterTraining, {"lr": 0.7, "momentum": 0.6})
 
 
 class Training(Section):
@@ -181,10 +177,8 @@ class Training(Section):
         "fsdp",
     )
     local: LocalTraining | None = key(None, "When the ranks average (`strategy: local`).", {"period": 32})
-    parallel: Parallel = key(Parallel.model_construct(), "For models that do not fit on one GPU.", {"tensor": 2})
-    server: ParameterServer = key(
-        ParameterServer.model_construct(), "The servers of `strategy: async`.", {"softsync": 2}
-    )
+    parallel: Parallel = section_key(Parallel, {"tensor": 2})
+    server: ParameterServer = section_key(ParameterServer, {"softsync": 2})
     shard: Literal["optimizer", "gradients", "parameters"] | None = key(
         None,
         "What the ranks share beside the data. optimizer: its state (ddp, ZeRO-1); gradients: these too "
@@ -251,10 +245,8 @@ class Training(Section):
     pause_at: int | None = key(
         None, "Stop after this step, save, and end as paused; schedules and sample order keep max_steps.", 400, ge=1
     )
-    optimizer: Optimizer = key(Optimizer.model_construct(), "The optimizer.", {"name": "sgd", "lr": 0.1})
-    schedule: Schedule = key(
-        Schedule.model_construct(), "The learning rate's schedule.", {"name": "cosine", "warmup_steps": 100}
-    )
+    optimizer: Optimizer = section_key(Optimizer, {"name": "sgd", "lr": 0.1})
+    schedule: Schedule = section_key(Schedule, {"name": "cosine", "warmup_steps": 100})
     clip_norm: float | None = key(None, "Largest norm of all gradients together. Default: not clipped.", 1.0, gt=0)
     ema_decay: float | None = key(
         None,
@@ -277,11 +269,7 @@ class Training(Section):
     )
     eval_every: int | None = key(None, "Steps between evaluations. Default: one, after the last step.", 500, ge=1)
     eval_batches: int | None = key(None, "Batches of an evaluation on each rank. Default: all.", 50, ge=1)
-    monitor: Monitor = key(
-        Monitor.model_construct(),
-        "Which evaluation is the best, and early stopping.",
-        {"metric": "accuracy", "mode": "max", "patience": 5},
-    )
+    monitor: Monitor = section_key(Monitor, {"metric": "accuracy", "mode": "max", "patience": 5})
     num_workers: int = key(0, "Data loader processes of each rank; 0 loads in the rank itself.", 4, ge=0, le=256)
     tokens_per_sample: int | None = key(None, "Tokens of one sample, to report tokens a second.", 2048, ge=1)
     peak_tflops: float | None = key(
