@@ -19,23 +19,16 @@ def command() -> None:
 
 def json_schema() -> dict[str, Any]:
     """Return the schema. The schema and the validation accept the same files, except for rules that span keys."""
-    from pydantic.json_schema import GenerateJsonSchema
-
     from ..backend_table import names
     from ..config.fields import sections, written_default
     from ..config.schema import model as config_model
 
-    class WithoutTitles(GenerateJsonSchema):
-        """Omits titles: a title that repeats the key is noise in the pop-up of an editor."""
-
-        def field_title_should_be_set(self, schema: Any) -> bool:
-            return False
-
     whole = config_model(names())
-    published = whole.model_json_schema(schema_generator=WithoutTitles)
+    published = whole.model_json_schema()
     for model in sections(whole):
         properties = (published if model is whole else published["$defs"][model.__name__])["properties"]
         for key, field in model.model_fields.items():
+            properties[key].pop("title", None)  # a title that repeats the key is noise in the pop-up of an editor
             # pydantic's default is in seconds or micro-dollars; an editor needs the default in the form of the file.
             properties[key].pop("default", None)
             if not field.is_required() and (default := written_default(field)) not in (None, [], {}):
