@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ..text.terminal import say
+from ..text.times import duration_s
 from . import JobRef, Request
 
 _NAMES = ("name", "Key", "ChannelName")  # of an element of a list
 _OF_USERS = re.compile(r"(?:.*\.)?(?:tags|labels|environmentVariables|Environment|env)\.(?!cloudtrain)", re.IGNORECASE)
 # Harmless conversions: an ARN stands for a name, a project's number for its name; PT90S is PT1M30S.
 _PREFIX = re.compile(r"^(?:arn:(?:[^:]*:){4}(?:[\w-]+[:/])?|projects/[^/]+/)")
-_DURATION = re.compile(r"P(?=.)(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:([\d.]+)S)?)?")
 
 
 class Accepted(NamedTuple):
@@ -83,10 +83,10 @@ def _by_name(value: Any) -> dict[str, Any]:
 
 def _meaning(value: Any) -> float | str:
     """Return seconds for a duration, a number for its text, the name for an ARN."""
-    if found := _DURATION.fullmatch(str(value)):
-        return sum(float(part or 0) * unit for part, unit in zip(found.groups(), (86_400, 3600, 60, 1), strict=True))
+    if (seconds := duration_s(str(value))) is not None:
+        return seconds
     text = _PREFIX.sub("", str(value))
-    return float(text.removesuffix("s")) if re.fullmatch(r"\d+(\.\d+)?s?", text) else text
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else text
 
 
 def _shown(path: str, value: Any) -> str:
