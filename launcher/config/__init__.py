@@ -21,7 +21,7 @@ from ..backend_table import DEFAULT
 from ..errors import BudgetError, ConfigError, Fault, Place, refuse
 from . import accelerate, codefiles, entries, fields, rules, schema, schemafaults, yamlfile
 from .schema import JobConfig
-from .yamlfile import KeyPath, MappingEntry, YamlNode
+from .yamlfile import KeyPath, YamlNode
 
 DEFAULT_FILE = "cloudtrain.yaml"
 _LARGEST_FILE = 256_000  # bytes; a job's description is a page
@@ -100,7 +100,7 @@ def _candidates(
     for index, entry in enumerate(entries.of_tree(root)):
         tree = YamlNode({key: each for key, each in root.value.items() if key != "capacity"}, root.place)
         for key, member in entry.items():
-            tree = _grafted(tree, (), tuple(key.split(".")), member.node, member.place)
+            tree = _grafted(tree, (), tuple(key.split(".")), member, member.key or member.place)
         config, more = _validated(tree)
         new = [each for each in (*more, *rules.faults_of(tree)) if (each.message, each.key) not in known]
         data = as_written
@@ -115,8 +115,7 @@ def _candidates(
 
 def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the names under `backend`, in the file's order, or `local`. Raises ConfigError for a faulty list."""
-    root = _tree(path, overrides)
-    node = yamlfile.find(root, ("backend",)) if root is not None else None
+    node = yamlfile.find(_tree(path, overrides), ("backend",))
     if node is None or node.value is None:
         return (DEFAULT,)
     if not isinstance(node.value, tuple):
@@ -136,15 +135,14 @@ def backends_asked(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]
 def backends_configured(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
     """Return `local`, the backends with a block in the file, and the backends under `backend`. Raises ConfigError."""
     root = _tree(path, overrides)
-    members = root.value if root is not None and isinstance(root.value, dict) else {}
-    blocks = [name for name in schema.blocks_of(members) if members[name].node.value is not None]
+    members = root.value if isinstance(root.value, dict) else {}
+    blocks = [name for name in schema.blocks_of(members) if members[name].value is not None]
     return tuple(dict.fromkeys([DEFAULT, *blocks, *backends_asked(path, overrides)]))
 
 
 def written(path: Path, key: KeyPath, overrides: Sequence[str] = ()) -> Any:
     """Return the unchecked value of a key in the file with the overrides, or None. Raises ConfigError."""
-    root = _tree(path, overrides)
-    node = yamlfile.find(root, key) if root is not None else None
+    node = yamlfile.find(_tree(path, overrides), key)
     return None if node is None else node.data()
 
 
@@ -196,10 +194,10 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
     return replace(fault, place=node.place) if node is not None else fault
 
 
-def _tree(path: Path, overrides: Sequence[str]) -> YamlNode | None:
+def _tree(path: Path, overrides: Sequence[str]) -> YamlNode:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
-    root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root
-    if root is None or not isinstance(root.value, dict):
+    root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root or YamlNode({}, _given(path.name))
+    if not isinstance(root.value, dict):
         return root
     return _overridden(root, overrides, os.environ)[0]
 
@@ -276,8 +274,8 @@ def _grafted(node: YamlNode | None, above: KeyPath, steps: KeyPath, value: YamlN
     members = dict(node.value) if node is not None and isinstance(node.value, dict) else {}
     name = str(step)
     old = members.get(name)
-    inner = _grafted(old.node if old else None, (*above, step), tuple(rest), value, place)
-    members[name] = MappingEntry(place if not rest or old is None else old.place, inner)
+    inner = _grafted(old, (*above, step), tuple(rest), value, place)
+    members[name] = replace(inner, key=place if not rest or old is None else old.key)
     return YamlNode(members, node.place if node is not None and isinstance(node.value, dict) else place)
 
 
@@ -407,8 +405,8 @@ def _without_nothing(node: YamlNode, model: type[BaseModel] | None) -> Any:
     data = {}
     for key, member in node.value.items():
         field = model.model_fields.get(key)
-        if field is None or member.node.value is not None:
-            data[key] = _without_nothing(member.node, fields.section(field) if field is not None else None)
+        if field is None or member.value is not None:
+            data[key] = _without_nothing(member, fields.section(field) if field is not None else None)
     return data
 
 
@@ -421,15 +419,15 @@ def _model_and_data(root: YamlNode) -> tuple[type[JobConfig], dict[str, Any]]:
     model = schema.model_of(root.value)
     data = _without_nothing(root, model)
     for key, name, member in _options(root):
-        items = member.node.value if isinstance(member.node.value, tuple) else (member.node,)
+        items = member.value if isinstance(member.value, tuple) else (member,)
         texts = [item.text if type(item.value) in (int, float) else item.data() for item in items]
-        data[key][name] = texts if isinstance(member.node.value, tuple) else texts[0]
-        if member.node.plain and member.node.text in yamlfile.FALSE_OF_YAML_1_1:
+        data[key][name] = texts if isinstance(member.value, tuple) else texts[0]
+        if member.plain and member.text in yamlfile.FALSE_OF_YAML_1_1:
             data[key][name] = False
     return model, data
 
 
-def _options(root: YamlNode) -> Iterator[tuple[str, str, MappingEntry]]:
+def _options(root: YamlNode) -> Iterator[tuple[str, str, YamlNode]]:
     """Yield the options of `args` and `resume_args`, if these are mappings: the key, the option's name, the member."""
     for key in ("args", "resume_args"):
         node = yamlfile.find(root, (key,))

@@ -10,7 +10,7 @@ from typing import Any
 from ..backend_table import DEFAULT
 from ..errors import Fault
 from . import fields, schema
-from .yamlfile import MappingEntry, YamlNode, given
+from .yamlfile import YamlNode, given
 
 # What a candidate may change: where and on what the job runs. What it trains is the same in all.
 _CHANGEABLE = (
@@ -19,7 +19,7 @@ _CHANGEABLE = (
 )
 
 
-def of_tree(root: YamlNode) -> list[dict[str, MappingEntry]]:
+def of_tree(root: YamlNode) -> list[dict[str, YamlNode]]:
     """Return the keys of each entry that a candidate may change; an entry of a wrong form has no keys."""
     return [{key: each for key, each in entry.items() if not _problem(key, root)} for entry in _written(root)]
 
@@ -29,7 +29,7 @@ def faults_of(root: YamlNode) -> Iterator[Fault]:
     for index, entry in enumerate(_written(root)):
         for key, member in entry.items():
             if problem := _problem(key, root):
-                yield Fault(problem[0], f"{name_of(index)}.{key}", member.place, problem[1])
+                yield Fault(problem[0], f"{name_of(index)}.{key}", member.key, problem[1])
 
 
 def name_of(index: int) -> str:
@@ -63,7 +63,7 @@ def completed(root: YamlNode, candidates: Iterable[Mapping[str, Any]]) -> list[d
     keys = dict.fromkeys(key for entry in of_tree(root) for key in entry)
     inputs = given(root, "inputs") if "backend" in keys else None  # may have a place for each backend
     if inputs is not None and isinstance(inputs.value, dict):
-        keys |= {f"inputs.{name}": None for name, each in inputs.value.items() if isinstance(each.node.value, dict)}
+        keys |= {f"inputs.{name}": None for name, each in inputs.value.items() if isinstance(each.value, dict)}
     return [{key: value_at(data, key) for key in keys} for data in candidates]
 
 
@@ -84,7 +84,7 @@ def value_at(data: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _written(root: YamlNode) -> list[dict[str, MappingEntry]]:
+def _written(root: YamlNode) -> list[dict[str, YamlNode]]:
     node = given(root, "capacity", "try")
     found = node.value if node is not None and isinstance(node.value, tuple) else ()
     return [each.value if isinstance(each.value, dict) else {} for each in found]

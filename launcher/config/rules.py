@@ -238,8 +238,8 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
     for name, entry in inputs.value.items() if inputs and isinstance(inputs.value, dict) else ():
         if (other := variables_of.setdefault(name.upper(), name)) != name:
             message = f"`{other}` and `{name}` are one variable, CLOUDTRAIN_INPUT_{name.upper()}"
-            yield Fault(message, f"inputs.{name}", entry.place, "give one of the two another name")
-        places = entry.node.value if isinstance(entry.node.value, dict) else {}
+            yield Fault(message, f"inputs.{name}", entry.key, "give one of the two another name")
+        places = entry.value if isinstance(entry.value, dict) else {}
         unknown = [other for other in places if other not in BUILT_IN and other not in plugins()]
         for other in unknown:
             place = key_place(root, ("inputs", name, other))
@@ -248,7 +248,7 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
             form = PLACES.get(backend, "PLACE").replace("NAME", name)
             along = f"write `{name}: PATH`: a path beside this file goes along to any backend"
             message, hint = f"the input `{name}` has no place for the backend `{backend}`", f"add `{backend}: {form}`"
-            yield Fault(message, f"inputs.{name}", entry.place, f"{hint}, or {along}")
+            yield Fault(message, f"inputs.{name}", entry.key, f"{hint}, or {along}")
 
 
 def _mirror(root: YamlNode) -> Iterator[Fault]:

@@ -84,10 +84,11 @@ _SAID: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class YamlNode:
-    """A value and the place where the value begins. `value` is a scalar, a tuple of nodes, or a dict of members."""
+    """A value and the place where the value begins. `value` is a scalar, a tuple of nodes, or a dict of nodes."""
 
     value: Any
     place: Place
+    key: Place | None = None  # of a mapping's member: the place of its key
     text: str = ""  # the scalar as written: `1.10` is the number 1.1, but `1.10` as the value of a tag
     plain: bool = False
     shown: str = ""  # the text for messages in place of a value from a secret variable
@@ -98,18 +99,10 @@ class YamlNode:
     def data(self) -> Any:
         """Return the value as plain Python: dicts, lists and scalars."""
         if isinstance(self.value, dict):
-            return {key: member.node.data() for key, member in self.value.items()}
+            return {key: member.data() for key, member in self.value.items()}
         if isinstance(self.value, tuple):
             return [item.data() for item in self.value]
         return self.value
-
-
-@dataclass(frozen=True)
-class MappingEntry:
-    """A `key: value` of a mapping; `place` is the place of the key."""
-
-    place: Place
-    node: YamlNode
 
 
 class ParsedYaml(NamedTuple):
@@ -141,7 +134,7 @@ def parse(text: str, file: str, environ: Mapping[str, str], fixed: Place | None 
 def from_data(data: Any, place: Place) -> YamlNode:
     """Return the tree of plain data from storage or Python: all values at `place`, variables not filled in."""
     if isinstance(data, Mapping):
-        return YamlNode({str(key): MappingEntry(place, from_data(value, place)) for key, value in data.items()}, place)
+        return YamlNode({str(key): replace(from_data(value, place), key=place) for key, value in data.items()}, place)
     if isinstance(data, list | tuple):
         return YamlNode(tuple(from_data(item, place) for item in data), place)
     value = os.fspath(data) if isinstance(data, os.PathLike) else data
@@ -174,7 +167,7 @@ def find(root: YamlNode, path: KeyPath) -> YamlNode | None:
     node = root
     for step in path:
         if isinstance(node.value, dict) and str(step) in node.value:
-            node = node.value[str(step)].node
+            node = node.value[str(step)]
         elif isinstance(node.value, tuple) and isinstance(step, int) and step < len(node.value):
             node = node.value[step]
         else:
@@ -211,12 +204,8 @@ def scalars(node: YamlNode | None, path: KeyPath) -> Iterator[tuple[KeyPath, Yam
 
 def key_place(root: YamlNode, path: KeyPath) -> Place | None:
     """Return the place of the last key of the path; for an item of a list, the place of the value."""
-    parent = find(root, path[:-1]) if path else None
-    if parent is not None and isinstance(parent.value, dict) and path[-1] in parent.value:
-        member: MappingEntry = parent.value[str(path[-1])]
-        return member.place
     node = find(root, path)
-    return node.place if node is not None else None
+    return (node.key or node.place) if node is not None else None
 
 
 def _long_key(exc: yaml.YAMLError, source: _SourceText) -> Fault | None:
@@ -347,18 +336,18 @@ class _Builder:
             hint = "text that begins with `{` needs quotes; a variable is `${NAME}`" if is_mapping else ""
             self._stop(f"a {'mapping' if is_mapping else 'list'} cannot be a key", event, hint)
         self._refuse_too_much(event, 1, len(self.path))
-        members: dict[str, MappingEntry] = {}  # of a list by their indexes
+        members: dict[str, YamlNode] = {}  # of a list by their indexes
         while not isinstance(inner := next(self.events), yaml.CollectionEndEvent):
             key, place = self._key(inner) if is_mapping else (str(len(members)), self._place(inner))
             self.path.append(key)
             node = self._node(next(self.events) if is_mapping else inner)
             if key in members:
-                first = members[key].place
+                first = members[key].key or place
                 self._fault(f"duplicate key `{key}`", place, "keep one of the two", also=(first,))
             else:
-                members[key] = MappingEntry(place, node)
+                members[key] = replace(node, key=place if is_mapping else None)
             self.path.pop()
-        nodes = tuple(member.node for member in members.values())
+        nodes = tuple(members.values())
         size, depth = 1 + sum(node.size for node in nodes), 1 + max((node.depth for node in nodes), default=0)
         self._refuse_too_much(event, size, depth)
         return YamlNode(members if is_mapping else nodes, self._place(event), size=size, depth=depth)
