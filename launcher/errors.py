@@ -31,9 +31,9 @@ class Place:
     """
 
     file: str
-    line: int
-    column: int
-    excerpt: str
+    line: int = 0
+    column: int = 0
+    excerpt: str = ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file

@@ -47,7 +47,7 @@ def load(
     if data is None:
         root, before = yamlfile.parse(_text(path, overrides), os.fspath(path), environ)
     else:
-        root, before = yamlfile.from_data(data, _given(path.name)), ()
+        root, before = yamlfile.from_data(data, Place(path.name)), ()
     if root is None:
         raise ConfigError(before or [Fault(f"{path} is empty", hint="`cloudtrain init` writes an example")])
     if not isinstance(root.value, dict):
@@ -150,7 +150,7 @@ def stored(data: Mapping[str, Any], *, overrides: Sequence[str] = ()) -> JobConf
     """Return a config that was stored as JSON, with `${NAME}` filled in, with the overrides. Raises ConfigError."""
     # Without the defaults: the rules that span keys would report a default as a misplaced key.
     asked = schema.model(data).model_validate(data).model_dump(mode="json", exclude_defaults=True)
-    root, faults = _overridden(yamlfile.from_data(asked, _given(rules.STORED)), overrides, os.environ)
+    root, faults = _overridden(yamlfile.from_data(asked, Place(rules.STORED)), overrides, os.environ)
     config, more = _validated(root)
     faults += [*more, *rules.faults_of(root)]
     if config is None or faults:
@@ -196,15 +196,10 @@ def _placed(fault: Fault, root: YamlNode | None, given: tuple[str, ...]) -> Faul
 
 def _tree(path: Path, overrides: Sequence[str]) -> YamlNode:
     """Return the tree with the overrides applied; faults are ignored, because loading the config reports the faults."""
-    root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root or YamlNode({}, _given(path.name))
+    root = yamlfile.parse(_text(path, overrides), os.fspath(path), os.environ).root or YamlNode({}, Place(path.name))
     if not isinstance(root.value, dict):
         return root
     return _overridden(root, overrides, os.environ)[0]
-
-
-def _given(name: str) -> Place:
-    """Return the place of values that are not from a file, such as an option of the command line."""
-    return Place(name, 0, 0, "")
 
 
 def _overridden(
@@ -228,7 +223,7 @@ def _applied(root: YamlNode, option: str, assignment: str, environ: Mapping[str,
     key = key.strip()
     secret = key.startswith("secrets") or yamlfile.SECRET_NAME.search(key) is not None
     shown = f"{key}=..." if secret and equals else assignment
-    place = _given(f"{option} {text if option != '--set' else shown}")
+    place = Place(f"{option} {text if option != '--set' else shown}")
     if not equals or not all(key.split(".")):
         hint = "as in `--set resources.instances=2`"
         return root, [Fault(f"`{place}` is not an assignment", hint=hint)]

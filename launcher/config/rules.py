@@ -242,8 +242,7 @@ def _inputs(root: YamlNode) -> Iterator[Fault]:
         places = entry.value if isinstance(entry.value, dict) else {}
         unknown = [other for other in places if other not in BUILT_IN and other not in plugins()]
         for other in unknown:
-            place = key_place(root, ("inputs", name, other))
-            yield Fault(f"unknown backend `{other}`", f"inputs.{name}.{other}", place, similar(other))
+            yield Fault(f"unknown backend `{other}`", f"inputs.{name}.{other}", places[other].key, similar(other))
         if places and not unknown and backend not in places:
             form = PLACES.get(backend, "PLACE").replace("NAME", name)
             along = f"write `{name}: PATH`: a path beside this file goes along to any backend"
@@ -278,9 +277,8 @@ def _mirror(root: YamlNode) -> Iterator[Fault]:
 
 def _notify(root: YamlNode) -> Iterator[Fault]:
     entries = given(root, "notify")
-    for index in range(len(entries.value) if entries and isinstance(entries.value, tuple) else 0):
-        entry = find(root, ("notify", index))
-        if entry is None or not isinstance(entry.value, dict):
+    for index, entry in enumerate(entries.value if entries and isinstance(entries.value, tuple) else ()):
+        if not isinstance(entry.value, dict):
             continue
         kinds = [name for name in CHANNEL_KINDS if given(root, "notify", index, name)]
         if not kinds:

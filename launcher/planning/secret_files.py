@@ -193,7 +193,7 @@ def notes_of(config: JobConfig, file: Path) -> Iterator[str]:
         by_text = key in ("args", "resume_args")
         leaves = yamlfile.scalars(yamlfile.find(root, (key,)) if root is not None else None, (key,))
         written = {(leaf.text if by_text else path, leaf.text): (path, leaf) for path, leaf in leaves}
-        for path, leaf in yamlfile.scalars(yamlfile.from_data(values, Place("", 0, 0, "")), (key,)):
+        for path, leaf in yamlfile.scalars(yamlfile.from_data(values, Place("")), (key,)):
             value, step = leaf.text, str(path[-1])
             place, node = written.get((value if by_text else path, value), (path, None))
             variables = [*(_REFERENCE.findall(node.shown) if node else ()), _name(path, value, values)]
