@@ -5,7 +5,6 @@ A job ends by its containers' exit report, the event `ended` of entrypoints/cont
 
 from __future__ import annotations
 
-import calendar
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,8 +14,9 @@ from cloudtrain.entrypoints.contract import sign_fields
 
 from ..job import JobState, State
 from ..text import sanitize
+from ..text.times import seconds
 
-_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)\.(\d{3})Z ")
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ")
 _TAG = re.compile(r"\[(\d+)\] ")
 _OWN = ("end", "ended")  # events of container/container.py for readers of the log's end, not its lines
 
@@ -37,7 +37,7 @@ def parse(raw: str, *, stamped: bool) -> ContainerLine:
     """Return the line without its prefixes. `stamped`: the log relay was set to add a time stamp to each line."""
     stamp = _STAMP.match(raw) if stamped else None
     text = raw[stamp.end() :] if stamp else raw
-    time_s = _seconds(stamp) if stamp else None
+    time_s = seconds(stamp[1]) if stamp else None
     tag = _TAG.match(text)
     if tag:
         return ContainerLine(text[tag.end() :], int(tag[1]), time_s)
@@ -58,11 +58,6 @@ def last_word(lines: Sequence[str], event: str, *, stamped: bool) -> dict[str, A
         if own is None or own["e"] == event:
             return own
     return None
-
-
-def _seconds(stamp: re.Match[str]) -> float:
-    year, month, day, hour, minute, second, milli = map(int, stamp.groups())
-    return calendar.timegm((year, month, day, hour, minute, second)) + milli / 1000
 
 
 def report_in(words: str) -> dict[str, Any] | None:
