@@ -93,7 +93,8 @@ def _sections(watched: WatchedJob, screen: Size, signs: Signs, now_s: float) -> 
         (7, lambda: texts("metrics", view.metrics)),
         (10, lambda: texts("run", view.progress.get("run_url") or "")),
         (8, lambda: _split(view.step_s, curves, width, signs)),
-        (9, lambda: _exchange(view, width, signs)),
+        (9, lambda: texts("exchange", exchange_figures.words(view.progress))),
+        (9, lambda: texts("staleness", exchange_figures.histogram(view.progress, signs.levels))),
         (6, lambda: [*texts("GPUs", view.gpus), *_warning(view.gpu_warning, width, signs)]),
         (10, lambda: _memory(curves, width, signs)),
         (3, lambda: _spend(view, width, signs)),
@@ -199,12 +200,6 @@ def _split(step_s: float | None, curves: Curves, width: int, signs: Signs) -> li
     runs = charts.stacked(shares, room if room >= _LEAST_BAR else 0, signs)
     drawn = [(run, _PART_COLOURS[place % 4]) for place, run in enumerate(runs)]
     return [labelled(width, signs, "step time", took, *drawn, *legend[0 if room >= _LEAST_BAR else 1 :])]
-
-
-def _exchange(view: JobView, width: int, signs: Signs) -> list[Text]:
-    bars = exchange_figures.histogram(view.progress, signs.levels)
-    known = (("exchange", exchange_figures.words(view.progress)), ("staleness", bars))
-    return [labelled(width, signs, name, words) for name, words in known if words]
 
 
 def _memory(curves: Curves, width: int, signs: Signs) -> list[Text]:

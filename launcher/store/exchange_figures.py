@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cloudtrain.entrypoints.format import quantity
@@ -32,20 +32,15 @@ def words(progress: Mapping[str, Any]) -> str:
     """Return the newest figures in a few words; empty without figures."""
     told = ((name, progress.get(name)) for name in NAMES)
     known = {name: value for name, value in told if isinstance(value, float | int) and 0 <= value <= _LARGEST}
-    parts = []
-    if known.get("bytes_sent"):
-        parts.append(f"a rank sends {quantity(float(known['bytes_sent']))}B a step")
-    if "averages" in known:
-        parts.append(f"{known['averages']:.0f} averages")
-    if "density" in known:
-        parts.append(f"density {100 * known['density']:.2g} %")
-    if "residual_norm" in known:
-        parts.append(f"residual norm {known['residual_norm']:.3g}")
-    if "tau_mean" in known:
-        parts.append(f"staleness {known['tau_mean']:.2g}, most {known.get('tau_max', 0):.0f}")
-    if "workers" in known:
-        parts.append(f"{known['workers']:.0f} workers")
-    return ", ".join(parts)
+    texts: dict[str, Callable[[float], str]] = {
+        "bytes_sent": lambda count: f"a rank sends {quantity(float(count))}B a step" if count else "",
+        "averages": lambda count: f"{count:.0f} averages",
+        "density": lambda share: f"density {100 * share:.2g} %",
+        "residual_norm": lambda norm: f"residual norm {norm:.3g}",
+        "tau_mean": lambda mean: f"staleness {mean:.2g}, most {known.get('tau_max', 0):.0f}",
+        "workers": lambda count: f"{count:.0f} workers",
+    }
+    return ", ".join(filter(None, (text(known[name]) for name, text in texts.items() if name in known)))
 
 
 def histogram(progress: Mapping[str, Any], levels: str = _BARS) -> str:
