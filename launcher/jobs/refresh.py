@@ -19,7 +19,6 @@ from ..errors import CloudtrainError, ConfigError, UnreachableError
 from ..job import ACTIVE, Attempt, Job, State, no_machines
 from ..logs.late_lines import EndDetector
 from ..metering import meter
-from ..plan import Plan
 from ..store import progress as progresses
 from ..store import series, sweeps
 from ..store.registry import Registry, submitter_lives
@@ -105,7 +104,10 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
     if state.started_s is None and attempt.state.started_s is not None:  # the platform no longer knows the paid time
         state = replace(state, started_s=attempt.state.started_s, billed_s=attempt.state.billed_s)
     if state.state not in ACTIVE and state.started_s is not None and state.ended_s is None:
-        state = replace(state, ended_s=_latest_end_s(attempt.plan, state.started_s, state.idle_s or 0.0))
+        # At the latest when the platform's own limit was up. Its tail holds the idle time, which the cost adds again.
+        terms = attempt.plan.terms
+        most_s = (attempt.plan.cap_s + terms.tail_s) * terms.starts - (state.idle_s or 0.0)
+        state = replace(state, ended_s=min(time.time(), state.started_s + most_s))
     state = meter.steady(attempt.state, state, time.time())
     known = attempt
     while True:
@@ -121,15 +123,6 @@ def _update(registry: Registry, job: Job, backend: backends.Backend) -> Attempt:
         if kept is not None:
             return kept
         known = registry.attempt(job, attempt.number)
-
-
-def _latest_end_s(plan: Plan, started_s: float, idle_s: float) -> float:
-    """Return the latest end of an ended attempt without a known end: now, or when the platform's own limit was up.
-
-    The idle time of machines after the end is a part of the time billed after the limit, and is added to the cost.
-    """
-    most_s = (plan.cap_s + plan.terms.tail_s) * plan.terms.starts - idle_s
-    return min(time.time(), started_s + most_s)
 
 
 def _store(registry: Registry, job: Job, known: Attempt, state: State, facts: _LogFacts) -> Attempt | None:

@@ -180,10 +180,10 @@ def _change(
     """Change the ledger; the same write carries all queued changes of this installation."""
     now_s, person = time.time(), this_person()
     ends = ledger.closing(database).get(uri, [])
-    joining = {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri)}
-    moving = {
-        key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri, "moving")
-    }
+    joining, moving = (
+        {key_of(database.folder, held): replace(held, by=person) for held in ledger.joining(database, uri, told)}
+        for told in ("joining", "moving")
+    )
     ends_by_key = {key_of(database.folder, closed): closed.end for closed in ends}
 
     def change(book: shared_ledger.Book) -> None:

@@ -160,7 +160,8 @@ def interrupted(verdict: Verdict, ended: StartResult, preempt_at: int) -> bool:
             words += "script after its first save (--preempt-at N), name the checkpoints in `keep`, or save into "
             words += "CLOUDTRAIN_CHECKPOINT_DIR"
         return _wrong(verdict, ended, "saved", words)
-    verdict.saved_step = _saved_step(ended)
+    saves = (event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path"))
+    verdict.saved_step = max((event["step"] for event in saves if isinstance(event.get("step"), int)), default=None)
     at = "" if verdict.saved_step is None else f" at step {verdict.saved_step}"
     return verdict.found("saved", f"saved{at}")
 
@@ -338,13 +339,6 @@ def _done(verdict: Verdict, ended: StartResult) -> bool:
     if ended.state != "succeeded" or (wanted is not None and any(code != wanted for code in ended.codes)):
         return _wrong(verdict, ended, "ended", f"it ended as {ended.state or 'unknown'}{shown}")
     return verdict.found("ended", f"ended as done{shown}")
-
-
-def _saved_step(ended: StartResult) -> int | None:
-    """Return the step of the newest checkpoint that the trainer reported; None for a script."""
-    saves = [event for event in ended.account.events if event["e"] in ("checkpoint", "preempt") and event.get("path")]
-    steps = [event["step"] for event in saves if isinstance(event.get("step"), int)]
-    return max(steps, default=None)
 
 
 def _wrong(verdict: Verdict, ended: StartResult, name: str, words: str) -> bool:

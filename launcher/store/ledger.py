@@ -187,7 +187,10 @@ def held(database: Database, now_s: float | None = None) -> list[Held]:
         " LEFT JOIN attempts a ON a.job_id = r.job_id AND a.number = r.attempt"
         " WHERE r.state = 'held' ORDER BY r.created_s, r.job_id"
     )
-    return [replace(_held(row), used_micro=_used_micro(row, now_s)) for row in rows]
+    # At worst, as at the end: 0 at an unknown price, and for an attempt without a row.
+    runs = [[] if row["number"] is None else [attempt_of(row, row["job_id"])] for row in rows]
+    used = [spent_at_worst_micro(attempts, now_s) or 0 for attempts in runs]
+    return [replace(_held(row), used_micro=micro) for row, micro in zip(rows, used, strict=True)]
 
 
 def unpriced(database: Database) -> list[str]:
@@ -239,7 +242,7 @@ def ledgers(database: Database) -> dict[str, str]:
     return {**known, AGENT: agent_limit.place()} if agent_limit.known().key else known
 
 
-def joining(database: Database, uri: str, told: str = "joining") -> list[Held]:
+def joining(database: Database, uri: str, told: str) -> list[Held]:
     """Return the running attempts that the shared ledger must record, without a budget check."""
     rows = database.execute(f"{_ROWS} WHERE t.told = ? AND t.ledger = ? AND r.state = 'held'", (told, uri))
     return [_held(row) for row in rows]
@@ -301,11 +304,6 @@ def closing(database: Database) -> dict[str, list[Closing]]:
         end = End(row["project"], amount, row["ended_s"], {each["month"]: each["spent_micro"] for each in months})
         found.setdefault(row["ledger"], []).append(Closing(*key, row["created_s"], row["spent_micro"], end))
     return found
-
-
-def _used_micro(row: sqlite3.Row, now_s: float) -> int:
-    """Return the cost of a running attempt until now, as at its end, at worst; 0 at an unknown price."""
-    return 0 if row["number"] is None else spent_at_worst_micro([attempt_of(row, row["job_id"])], now_s) or 0
 
 
 def _held(row: sqlite3.Row) -> Held:
