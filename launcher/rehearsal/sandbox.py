@@ -65,6 +65,8 @@ def start(node: NodeRun, folder: Path, hidden: Sequence[Path] = (), stdin: str |
     """
     (folder / "root").mkdir(parents=True, exist_ok=True)
     moved = functools.partial(_moved, node.places if mode() == "none" else {})
+    places = (Path(place) for place in node.places if not place.startswith("/tmp/"))  # each sandbox has its own /tmp
+    absent = [place for place in places if not place.exists()]
     order = SandboxOrder(
         os.getpid(),
         mode(),
@@ -73,7 +75,7 @@ def start(node: NodeRun, folder: Path, hidden: Sequence[Path] = (), stdin: str |
         moved(node.cwd),
         node.hostname,
         binds=_binds(node, folder, hidden) if mode() != "none" else [],
-        rebuilt=sorted({_there(Path(place).parent) for place in node.places if not _is_given(place)}),
+        rebuilt=sorted({_there(place.parent) for place in absent}),
         new_root=str(folder / "root"),
         stdin=stdin,
         detaches=node.detaches,
@@ -118,11 +120,6 @@ def _spawn(order: SandboxOrder, output: Path) -> subprocess.Popen[bytes]:
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:  # the output gives the reason
         pipe.write(json.dumps(asdict(order)).encode())
     return process
-
-
-def _is_given(place: str) -> bool:
-    """Return whether a mount point exists or will exist: each sandbox has its own /tmp."""
-    return place.startswith("/tmp/") or Path(place).exists()
 
 
 def _there(folder: Path) -> str:

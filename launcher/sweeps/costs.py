@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.format import cell, counted, dollars, most
@@ -50,7 +50,7 @@ class SweepCost:
     paused: int
     money: Money
     idle_micro: int
-    trials: Mapping[int, tuple[SegmentCost, ...]] = field(default_factory=dict)
+    trials: Mapping[int, tuple[SegmentCost, ...]]
 
     @property
     def unit(self) -> str:
@@ -68,15 +68,13 @@ def costs_of(database: Database, view: JobView) -> SweepCost:
     """Return the cost of the sweep at the time of the view."""
     job, search = view.job, search_spec.search_of(view.job.config)
     found = _shares(sweeps.segments(database, job.id), view, search.rungs)
-    trials = defaultdict[int, list[SegmentCost]](list)
-    for cost in found:
-        trials[cost.segment.trial].append(cost)
+    # The segments are in the order of their trials.
+    by_trial = {trial: tuple(some) for trial, some in groupby(found, lambda cost: cost.segment.trial)}
     last = len(search.rungs) - 1
-    ends = [some[-1].segment for some in trials.values()]
+    ends = [some[-1].segment for some in by_trial.values()]
     paused = [each for each in ends if each.state == "done" and each.rung < last]
     saved_steps = sum(search.rungs[-1] - search.rungs[each.rung] for each in paused)
     idle_micro = max(0, (view.money.spent_micro or 0) - (total(found) or 0))
-    by_trial = {trial: tuple(some) for trial, some in trials.items()}
     return SweepCost(job, tuple(found), search.rungs, saved_steps, len(paused), view.money, idle_micro, by_trial)
 
 
