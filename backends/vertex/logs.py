@@ -123,16 +123,10 @@ class LogReader(Google):
         quota = self._quota(asked)
         lines, is_done, parts = [], False, dict(place.get("parts", {}))
         for _ in range(PAGES):
-            if not quota.may_ask(PASSING if is_passing else FOLLOWING):
+            page = quota.page(PASSING if is_passing else FOLLOWING, asked.access, query, place["token"], parts)
+            if page is None:
                 break
-            try:
-                entries, place["token"] = lists(asked.access, query, place["token"], parts)
-            except GoogleError as error:
-                if error.status != 429:
-                    raise
-                quota.refused()
-                break
-            quota.answered()
+            entries, place["token"] = page
             lines += order.take(entries, time.time())
             if not place["token"]:
                 is_done = True
@@ -203,14 +197,25 @@ class LogQuota:
         self._path = home / f"vertex-log-calls-{re.sub(r'[^a-z0-9-]', '_', project)}.json"
         self._not_before_s = self._pause_s = 0.0
 
-    def refused(self) -> None:
-        """Note that Cloud Logging has refused a call: this process pauses, twice as long after each refusal."""
-        self._pause_s = min(2 * self._pause_s, LONGEST_BUSY_S) or BUSY_S
-        self._not_before_s = time.monotonic() + self._pause_s
+    def page(
+        self, most: int, access: VertexAccess, query: str, token: str, parts: dict[str, dict[str, str]]
+    ) -> tuple[list[LogEntry], str] | None:
+        """Return a page as `lists` does; None if no call is due, or if Cloud Logging refuses the call.
 
-    def answered(self) -> None:
-        """Note that Cloud Logging has answered."""
+        After a refusal this process pauses, twice as long after each further refusal. Raises GoogleError.
+        """
+        if not self.may_ask(most):
+            return None
+        try:
+            found = lists(access, query, token, parts)
+        except GoogleError as error:
+            if error.status != 429:
+                raise
+            self._pause_s = min(2 * self._pause_s, LONGEST_BUSY_S) or BUSY_S
+            self._not_before_s = time.monotonic() + self._pause_s
+            return None
         self._not_before_s = self._pause_s = 0.0
+        return found
 
     def may_ask(self, most: int = FOLLOWING) -> bool:
         """Count one more call and return True; return False after `most` calls in a minute, or during a pause.
@@ -293,18 +298,12 @@ class EntryFeed:
 
     def _list(self, query: str, token: str) -> None:
         for _ in range(PAGES):
-            if not self._quota.may_ask():
+            self._page = None  # after an error, the next list begins anew
+            page = self._quota.page(FOLLOWING, self._access, query, token, self._parts)
+            if page is None:
                 self._page = (query, token)
                 return
-            try:
-                entries, token = lists(self._access, query, token, self._parts)
-            except GoogleError as error:
-                self._page = None
-                if error.status != 429:
-                    raise
-                self._quota.refused()
-                return
-            self._quota.answered()
+            entries, token = page
             self._add(entries)
             if not token:
                 break
