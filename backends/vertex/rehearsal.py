@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from cloudtrain.entrypoints.contract import FetchedInput
+from cloudtrain.entrypoints.stores.store import whole_file
 from cloudtrain.launcher.backend import Request
 from cloudtrain.launcher.errors import ConfigError
 from cloudtrain.launcher.rehearsal.stage import NodeRun, Rehearsal, Stage
@@ -216,10 +217,8 @@ class _Store:
         path = self.path(bucket, answer["name"])
         if query.get("ifGenerationMatch") == "0" and path.exists():
             raise _Unfit(412, "At least one of the pre-conditions you specified did not hold.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.root / f".{secrets.token_hex(8)}"
-        partial.write_bytes(data)
-        partial.replace(path)
+        with whole_file(path) as partial:
+            partial.write_bytes(data)
         self.about[f"{bucket}/{answer['name']}"] = answer.get("metadata", {})
         return self.item(bucket, answer["name"])
 
