@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from cloudtrain.entrypoints.format import one_line
-from cloudtrain.launcher.errors import CapacityError, CloudtrainError, ConfigError, UnreachableError
+from cloudtrain.launcher.errors import CapacityError, ConfigError, UnreachableError
 from cloudtrain.launcher.text.extras import install
 
 from .. import edge
@@ -159,16 +159,9 @@ def answers(doing: str, needs: str = "Vertex AI User (roles/aiplatform.user)") -
     return edge.answers(doing, partial(_fault, needs=needs))
 
 
-def polls(doing: str) -> AbstractContextManager[None]:
+def polls(doing: str, needs: str = "") -> AbstractContextManager[None]:
     """As `answers`, but raise every error as UnreachableError, because a failed poll tells nothing about the job."""
-    return edge.polls(doing, partial(_fault, needs=""))
-
-
-def translated(error: GoogleError, doing: str, needs: str) -> CloudtrainError:
-    """Return our error for Google's error."""
-    fault = _fault(error, needs)
-    assert fault is not None
-    return edge.translated(fault, doing)
+    return edge.polls(doing, partial(_fault, needs=needs))
 
 
 def _fault(error: Exception, needs: str) -> RemoteFault | None:

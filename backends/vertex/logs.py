@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cloudtrain.launcher.backend import Chosen, Cursor, LogPage
-from cloudtrain.launcher.errors import UnreachableError
 from cloudtrain.launcher.text.terminal import say
 
 from ..http import object_in
@@ -111,8 +110,8 @@ class LogReader(Google):
             if error.status == 400 and (at.get("backlog") or {}).get("token"):  # a page token expires
                 again = {**at, "backlog": {"since_s": order.high_s - WIDE_S, "token": ""}}
                 return LogPage([], again, is_clean=False, is_complete=False)
-            said = api.translated(error, "read the log", "Logs Viewer (roles/logging.viewer)")
-            raise UnreachableError(said.message, hint=said.hint) from error
+            with api.polls("read the log", "Logs Viewer (roles/logging.viewer)"):
+                raise
 
     def _backlog(self, asked: _LogQuestion, at: dict[str, Any], order: Order, *, is_passing: bool) -> LogPage:
         """Read the next pages of the existing lines."""
