@@ -96,7 +96,7 @@ def _items(line: str, items: dict[str, float]) -> LineFigures | None:
         return None
     step, total, epoch = (_whole(items.get(name)) for name in ("step", "total", "epoch"))
     if "loss" not in items and "train_loss" in items:
-        items["loss"] = items.pop("train_loss")
+        items["loss"] = items["train_loss"]
     figures = {name: value for name, value in items.items() if name not in ("step", "total", "epoch")}
     if figures and all(_EVAL.match(name) for name in figures):
         speed = ("_runtime", "_per_second")
@@ -131,14 +131,15 @@ def _text(line: str) -> LineFigures | None:
     if scores and step is not None and (not fields or epoch is None):  # a validation, or nanoGPT's pair of estimates
         return LineFigures(FREE, step if epoch is None else None, scores=scores | fields)
     if fields and "loss" not in fields:
-        fields = {"loss": fields[(first := next(iter(fields)))]} | {k: v for k, v in fields.items() if k != first}
+        fields = {"loss": next(iter(fields.values())), **fields}
+    has_figures = bool(fields or scores)  # a learning rate alone is none
     if (rate := _RATE.search(line)) is not None:
         fields["lr"] = float(rate[1])
     if step is not None and (fields or total is not None):
         weight = FINE if fields else BAR  # `Step 1/3: loading data` may belong to the set-up
         return LineFigures(weight, step, total, epoch, epochs, fields=fields | scores)
-    if epoch is not None and step is None and (fields or scores or _EPOCH_LINE.match(line)):
-        weight = EPOCH_FIGURES if fields or scores else EPOCH
+    if epoch is not None and step is None and (has_figures or _EPOCH_LINE.match(line)):
+        weight = EPOCH_FIGURES if has_figures else EPOCH
         return LineFigures(weight, epoch=epoch, epochs=epochs, fields=fields, scores=scores)
     return None
 

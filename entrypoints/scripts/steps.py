@@ -93,8 +93,9 @@ class Steps:
         note = ""
         if parsed.weight == forms.EPOCH_FIGURES and parsed.fields and "loss" not in fields:
             # An epoch's figures without a loss, such as `epoch 0: {'accuracy': 0.7}`, are an evaluation's.
-            step, words = fields["step"], " ".join(f"{name} {value:.4g}" for name, value in parsed.fields.items())
-            about = {"step": step, "metrics": parsed.fields}
+            figures = parsed.fields | parsed.scores
+            step, words = fields["step"], " ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            about = {"step": step, "metrics": figures}
             note = events.format_line("eval", f"evaluated at {step}: {words}", about) + "\n"
         return events.format_line(name, "", fields), note + self._warning(fields)
 
@@ -116,8 +117,11 @@ class Steps:
         else:
             step = found["step"]
             parsed = None if step is None or not math.isfinite(step) else LineFigures(forms.FINE, int(step))
-        if parsed is not None:
-            return replace(parsed, fields=parsed.fields | extra) if extra else parsed
+        if parsed is not None and (not extra or (parsed.fields and not parsed.scores and parsed.weight == forms.FREE)):
+            return replace(parsed, fields=parsed.fields | extra)
+        if parsed is not None:  # also of a line whose step does not count
+            loss = {"loss": extra.pop("loss")} if "loss" in extra else {}
+            return replace(parsed, fields=parsed.fields | loss, scores=parsed.scores | extra)
         extra.pop("loss", None)
         return LineFigures(forms.FREE, scores=extra) if extra else None
 
@@ -150,6 +154,9 @@ class Steps:
     def _event(self, parsed: LineFigures, now_s: float) -> tuple[str, dict[str, Any]]:
         """Return the event's name and fields; the name is empty if the figures do not count."""
         exact = self.library()
+        if parsed.weight == forms.EPOCH_FIGURES < self._weight:  # what an epoch has beside the loss of the finer steps
+            own = {name: value for name, value in parsed.fields.items() if name not in ("loss", "lr")}
+            parsed = replace(parsed, scores=own | parsed.scores)
         if parsed.scores and (parsed.weight == forms.FREE or parsed.weight < self._weight):
             return "eval", {"step": exact.get("step", parsed.step or self._seen), "metrics": parsed.scores}
         if parsed.weight == forms.FREE:

@@ -11,6 +11,7 @@ from ..contract import RunSpec
 from ..scripts.keep import FileKeeper, newest
 
 _PROGRESS = "progress.json"
+_OF_STEPS = {"e", "step", "max_steps", "step_s", "eta_s", "metrics"}
 _CLOSE_S = 60.0  # for the last copies of kept files
 
 
@@ -48,6 +49,7 @@ class ScriptTrial:
         found = atomic_json.read_json(folder / _PROGRESS) or {}
         self.step, self.value = int(found.get("step") or 0), found.get("value")
         self.has_begun = self._is_evaluated = False
+        self.names = set[str]()  # of the figures so far
         self._keeper = FileKeeper(
             self.code / (run.workdir or ""), self.checkpoints, run.keep, work / "log" / "rank-0.log"
         )
@@ -61,6 +63,7 @@ class ScriptTrial:
         if fields["e"] not in ("step", "eval") or fields.get("step") is None:
             return
         self.has_begun = True
+        self.names |= {*(fields.get("metrics") or ()), *({*fields} - _OF_STEPS)}
         evaluated = (fields.get("metrics") or {}).get(self._metric) if fields["e"] == "eval" else None
         self._is_evaluated = self._is_evaluated or evaluated is not None
         value = evaluated if self._is_evaluated else fields.get(self._metric)

@@ -401,7 +401,9 @@ class SlotRunner:
         self, each: _Running, script: ScriptTrial, end: Callable[..., SegmentEnd], state: str, now_s: float
     ) -> SegmentEnd:
         if script.value is None:
-            message = f"the output has no {self._metric}: print the metric, or name its pattern in `progress.metrics`"
+            known = ", ".join(sorted(script.names)) or "no figures"
+            message = f"the output has no {self._metric}, it has {known}: print the metric, or name its pattern in "
+            message += "`progress.metrics`"
             return end("failed", script.step, message=message)
         start_s, step_s, until, message = None, None, each.segment.until_step, ""
         if state == "done" and self._sweep["until"] == "rung" and script.step < until:

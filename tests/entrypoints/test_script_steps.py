@@ -129,6 +129,29 @@ def test_users_expressions_replace_the_forms(clock: Clock) -> None:
     assert found[1:] == [{"e": "eval", "step": 3, "metrics": {"acc": 0.8}}]
 
 
+def test_figures_of_an_epoch_beside_a_bar_are_an_evaluation(clock: Clock) -> None:
+    """The bar has the steps; the epoch's own figures stay, by the printed name or the user's, and its loss does not."""
+    lines = [
+        bar(9, 10, "Epoch 1/3", ", loss=0.5"),
+        "epoch 1/3 train_loss 0.72",
+        "epoch 1/3 loss 0.7",
+        "acc 0.9 epoch 1",
+    ]
+    found = told(Steps(0, {"metrics": {"acc": r"acc (\S+)", "mine": r"train_loss (\S+)"}}), clock, *lines)
+    assert [each["e"] for each in found] == ["step", "eval", "eval"]
+    assert [each["metrics"] for each in found[1:]] == [{"train_loss": 0.72, "mine": 0.72}, {"acc": 0.9}]
+    alone = told(
+        Steps(0, {}), clock, "epoch 1/3 train_loss 0.72", "step 3 train_loss 0.6", '{"step": 4, "train_loss": 1.5}'
+    )
+    assert [(each["loss"], each["train_loss"]) for each in alone] == [(0.72, 0.72), (0.6, 0.6), (1.5, 1.5)]
+
+
+@pytest.mark.parametrize("line", ["resumed from epoch 3, lr 0.02", "lr 0.1 from epoch 5 on"])
+def test_learning_rate_in_a_sentence_is_no_figure_of_an_epoch(clock: Clock, line: str) -> None:
+    """A sentence that names an epoch and a learning rate is neither a step nor an evaluation."""
+    assert told(Steps(0, {}), clock, line) == []
+
+
 def test_non_finite_loss_is_reported_once(clock: Clock) -> None:
     """The log has a warning, and the event the number itself."""
     steps = Steps(0, {})
