@@ -255,7 +255,7 @@ class FailOver(create_model("Tried", __base__=Section, **_TRIED)):  # type: igno
     """Where else the job runs if machines are missing: one candidate after the other, on one reservation."""
 
     order: Literal["given", "price"] = key(
-        "given", "Order of the candidates: as in `try`, or the lowest worst case first.", "price"
+        "given", "Order of the candidates: as in `try`, or the lowest worst case first, without the budget.", "price"
     )
     wait: Duration | None = key(
         None,
