@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from ..backend_table import ALL, CHEAPEST
+from ..backend_table import ALL, BUILT_IN, CHEAPEST
 from ..errors import ConfigError, UsageError
 from ..text.terminal import say, say_each
 
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 DEFAULT_FILE = "cloudtrain.yaml"
-LAUNCHER = re.compile(r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|mpirun|mpiexec|bash|sh|[^/]+\.sh)")
+LAUNCHER = re.compile(
+    r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|sbatch|salloc|qsub|mpirun|mpiexec|bash|sh|[^/]+\.(sh|sbatch|slurm))"
+)
 _ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 _OF_PROGRAMS = ("task", "script", "module", "args", "resume_args", "training", "params", "evaluate", "sweep")
 
@@ -229,6 +231,20 @@ class Overrides:
         return config.placing(self.file, self.settings)
 
 
+def _of_others(overrides: Overrides, settings: Sequence[str]) -> Iterator[str]:
+    """Yield a note on each setting for a backend that the job is not sent to. Raises as `backends` does."""
+    keys = [setting.partition("=")[0] for setting in settings if setting.partition(".")[0] in BUILT_IN]
+    if not keys:
+        return
+    from .. import config
+
+    if config.written(overrides.file, ("capacity",), overrides.settings) is None:
+        chosen = overrides.backends()
+        for key in keys:
+            if (block := key.partition(".")[0]) not in chosen:
+                yield f"ignored on {', '.join(chosen)}: {key}; --backend {block} takes it"
+
+
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names. An unknown name among several raises ConfigError: a table's row would hide the error."""
     if len(names) == 1:
@@ -288,7 +304,10 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
             )
             raise UsageError("--save writes the config of a script", hint=hint)
         overrides = Overrides(file, backend, (*settings, *typed), price_micro)
-        return command(overrides if program is None else _with_program(overrides, program, save=save), **rest)
+        if program is not None:
+            overrides = _with_program(overrides, program, save=save)
+        say_each(_of_others(overrides, settings))
+        return command(overrides, **rest)
 
     for option in reversed(_CONFIG_OPTIONS):
         with_overrides = option(with_overrides)
@@ -299,7 +318,7 @@ def _named(
     file: Path, given: Path | None, words: Sequence[str] | None, settings: Sequence[str]
 ) -> tuple[Path, Program | None]:
     """Return the config file, and the program of SCRIPT or of the words behind `--`. Raises UsageError."""
-    script = [str(given)] if given is not None and given.suffix in (".py", ".sh", ".ipynb") else []
+    script = [str(given)] if given is not None and given.suffix in (".py", ".sh", ".sbatch", ".slurm", ".ipynb") else []
     first = words[0] if words else "-"
     is_line = LAUNCHER.fullmatch(first) or not (given or first.startswith("-") or file.exists())
     if given is not None and not script:

@@ -84,7 +84,8 @@ entrypoint entry_point script_path main program:
 run command commands cmd:
         torchrun is started: write `script: train.py` (or `module`, `task`), and `args`; commands before it: `setup`
 conda conda_env environment_yml:
-        write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`
+        write `requirements: requirements.txt`; on your own machines also `ssh.environment: conda` and `ssh.conda`,
+        or `slurm.python: ~/miniconda3/envs/NAME/bin/python`
 workdir work_dir working_dir working_directory cwd:
         write `code.dir` for the folder to ship, `distributed.workdir` for the one of its folders in which the ranks
         start; `ssh.workdir` is for files on the hosts

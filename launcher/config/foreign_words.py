@@ -30,7 +30,7 @@ logs ?: log output; logs -f ?: attach tail follow stream
 artifacts ?: download pull fetch cp scp rsync; exec +: shell connect; ui: dashboard tensorboard tb web; evaluate +: eval
 cost: cost-report costs billing usage; prices: show-gpus gpus machines instance-types offers; export +: convert deploy
 hosts: nodes node sinfo nvidia-smi cluster clusters fleet; backends: clouds cloud providers infra; explain: config keys
-explain inputs: volume volumes storage bucket data dataset; explain secrets: secret secrets
+report ?: curves plot; explain inputs: volume volumes storage bucket data dataset; explain secrets: secret secrets
 doctor: login auth check configure setup; init: new scaffold; resume +: restart continue retry requeue relaunch rerun
 rehearse .: debug simulate; completion: completions autocomplete; --version: version upgrade update
 """
@@ -114,7 +114,11 @@ def option_line(command: str, option: str, argv: list[str], known: Collection[st
     is_own = is_own and bool(keys or not get_close_matches(option, known))
     if is_own and "--file" in known and _is_of_script(argv):
         return join(["--", option, *filter(None, [value])])
-    return " or ".join(_setting(key, value, known) for key in keys[:3])
+    words, block = (
+        " or ".join(_setting(key, value, known) for key in keys[:3]),
+        keys[0].partition(".")[0] if keys else "",
+    )
+    return f"--backend {block} {words}" if len(keys) == 1 and block in BUILT_IN and "--backend" not in argv else words
 
 
 def _is_of_script(argv: list[str]) -> bool:

@@ -88,6 +88,12 @@ def test_addresses_of_a_launch_line_are_left_out_in_a_sentence() -> None:
         ("python -c 1", "unrecognized arguments: -c", "name a script"),
         ("python -O t.py", "unrecognized arguments: -O", "env.PYTHONOPTIMIZE=1"),
         ("./train.sh", "`train.sh` is none that it can read", "`setup`"),
+        (
+            "srun -N 2 torchrun t.py --lr 1",
+            "`srun` is none",
+            "leave srun out: cloudtrain submit -- torchrun t.py --lr 1",
+        ),
+        ("sbatch -N 2 job.sh", "`sbatch` is none", "options of #SBATCH: docs/slurm.md"),
         ("deepspeed t.py", "`deepspeed` is none that it can read", "cloudtrain submit train.py"),
     ],
 )
@@ -190,6 +196,9 @@ def test_command_line_without_dashes_is_refused_whole(cli: Any, folder: Path) ->
         ("submit nope.py", 3, "no file `nope.py`"),
         ("submit train.py -- torchrun train.py", 2, "are two programs"),
         ("submit run.sh", 2, "`run.sh` is none that it can read"),
+        ("submit job.sbatch", 2, "`job.sbatch` is none that it can read"),
+        ("plan train.py --set slurm.partition=gpu", 0, "ignored on local: slurm.partition; --backend slurm takes it\n"),
+        ("hosts --backend sagemaker", 2, "`sagemaker` has no machines of yours"),
         ("submit --save", 2, "--save writes the config of a script"),
         ("submit -- --lr 1", 3, "no file cloudtrain.yaml"),
         ("submit --set script=train.py", 3, "no file cloudtrain.yaml"),
