@@ -89,15 +89,15 @@ def quantity(value: float) -> str:
     return f"{value:.3g}"
 
 
-def span(seconds: float) -> str:
-    """Return the time span in at most two units: `2h 7m`, `9m 20s`, `3d 4h`, `50s`."""
+def span(seconds: float, units: int = 2) -> str:
+    """Return the time span in at most two units, or `units`: `2h 7m`, `9m 20s`, `3d 4h`, `50s`."""
     left = max(0, round(seconds))
     parts: list[tuple[int, str]] = []
     for unit, size in _SPANS:
         count, left = divmod(left, size)
         if count or parts or unit == "s":
             parts.append((count, unit))
-    return " ".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"
+    return " ".join(f"{count}{unit}" for count, unit in parts[:units] if count) or "0s"
 
 
 def format_duration(seconds: int) -> str:

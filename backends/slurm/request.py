@@ -59,6 +59,7 @@ def build(plan: Plan, config: JobConfig, job_id: str, attempt: int, bundle_sha25
     if block.container != "none" and config.image:
         runtime = images.of(config.image, f"run by {block.container} on each node")
     carried = {"resources.min_instances", *(["limits.max_wait"] if _has_deadline(plan, config) else [])}
+    carried |= {"requeue"} if plan.budget_micro is None and config.distributed.max_restarts else set()
     return Request(name, body, text, files, carried=frozenset(carried), runtime=runtime)
 
 

@@ -58,13 +58,14 @@ def _time(plan: Plan) -> str:
     most = f"at most {span(plan.cap_s)}" + ", as long as the budget allows" * (plan.cap_reason == "budget")
     if plan.own_limit_s < plan.cap_s:
         most += f", up to {span(plan.cap_s - plan.own_limit_s)} of it for image and data"
+    leaves = span(plan.deadline_s, 3 if plan.deadline_s >= 86_400 else 2)  # `1d 11h` would hide 58 minutes
     if plan.deadline_s >= plan.own_limit_s:
         return f"{most}; then the job ends without a save (on_limit: stop)"
     if plan.saves:
-        return f"{most}; after {span(plan.deadline_s)} it saves and stops"
+        return f"{most}; after {leaves} it saves and stops"
     folder = "only files in CLOUDTRAIN_CHECKPOINT_DIR are saved; `keep` names others"
     stays = "the files of `keep` are saved" if plan.keeps else folder
-    return f"{most}; after {span(plan.deadline_s)} the script gets {plan.stop_signal}, and {stays}"
+    return f"{most}; after {leaves} the script gets {plan.stop_signal}, and {stays}"
 
 
 def _money(plan: Plan, backend: str) -> Iterator[str]:

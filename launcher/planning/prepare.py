@@ -450,7 +450,10 @@ def after_loss(prepared: Prepared) -> str:
         parts.insert(0 if waits else 1, f"at most {retries} retr{'y' if retries == 1 else 'ies'}{hosts}")
     if plan.terms.starts > 1 and not retries:
         parts.append("the platform starts the job again")
-    keys = "`retry`, no `min_instances`" if is_elastic else "`retry`"
+    if "requeue" in prepared.request.carried:
+        parts.insert(bool(fewer), f"Slurm starts it again, at most {counted(config.distributed.max_restarts, 'time')}")
+    retry = "`node_failure` in `retry.on`" if config.retry.max_attempts > 1 else "`retry`"
+    keys = f"{retry}, no `min_instances`" if is_elastic else retry
     which, what = "a" if plan.instances > 1 else "the", ", else ".join(parts) or f"the job fails (no {keys})"
     return f"if {which} machine dies: {what}; {_copies(config, plan)}"
 

@@ -389,6 +389,7 @@ def test_min_instances_without_effect_is_refused(
 
 HOSTS = "ssh: {hosts: [a, b, c, d]}\nbackend: ssh\n"
 COPIED = "; checkpoints are copied to the next machine"
+NOT_THERE = "; checkpoints are not on the machines"
 
 
 @pytest.mark.parametrize(
@@ -410,6 +411,14 @@ COPIED = "; checkpoints are copied to the next machine"
             "if the machine dies: at most 1 retry (3 spare hosts); checkpoints have copies in /mnt/nas",
         ),
         ("retry: {max_attempts: 2, on: [error]}\nbackend: local\n", ""),
+        (
+            "retry: {max_attempts: 2, on: [preempted]}\n" + HOSTS,
+            "if the machine dies: the job fails (no `node_failure` in `retry.on`); checkpoints are lost (no mirror)",
+        ),
+        (
+            "backend: slurm\nslurm: {login: c, cpus_per_node: 2}\nretry: {max_attempts: 2}\n",
+            "if the machine dies: Slurm starts it again, at most 3 times, else at most 1 retry" + NOT_THERE,
+        ),
     ],
 )
 def test_plan_says_what_follows_the_death_of_a_machine(cli: Any, tmp_path: Path, more: str, line: str) -> None:
@@ -419,6 +428,13 @@ def test_plan_says_what_follows_the_death_of_a_machine(cli: Any, tmp_path: Path,
     assert cli.ok("plan", "--json", cwd=tmp_path).json["machine_loss"] == line
     shown = cli.ok("plan", cwd=tmp_path, env={"COLUMNS": "300"}).stdout.splitlines()
     assert [each for each in shown if "machine dies" in each] == [line] * bool(line)
+
+
+def test_time_of_a_save_is_told_to_the_minute_after_days(cli: Any, tmp_path: Path) -> None:
+    """`1d 11h` would hide 58 minutes of a limit of 36 hours."""
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "cloudtrain.yaml").write_text("name: x\ntask: task.py\nlimits: {max_duration: 36h}\n")
+    assert "at most 1d 12h; after 1d 11h 58m it saves and stops" in cli.ok("plan", cwd=tmp_path).stdout
 
 
 def test_hang_timeout_is_longer_than_the_collectives_timeout(spec: Callable[..., dict[str, Any]]) -> None:
