@@ -11,20 +11,21 @@ import click
 
 from .. import backend as backends
 from ..backend_table import traits
-from ..errors import ConfigError
+from ..errors import ConfigError, UsageError
 from ..text.tables import table, width
 from ..text.terminal import print_json, print_lines
 from ..text.units import clock, format_duration, size
-from .options import DEFAULT_FILE, flag, json_option, path_option
+from .options import DEFAULT_FILE, backend_option, flag, json_option, path_option
 
 HEAD = ("HOST", "GPU", "MODEL", "USED BY")
 
 
 @click.command("hosts")
 @path_option("-f", "--file", default=DEFAULT_FILE, show_default=True)
+@backend_option(help="Of ssh or slurm; by default the first that the file has.")
 @flag("--disk", help="Show what cloudtrain holds in each machine's work folder instead.")
 @json_option
-def command(file: Path, disk: bool, as_json: bool) -> int:
+def command(file: Path, backend: str | None, disk: bool, as_json: bool) -> int:
     """Show who uses which GPU of the config's `ssh.hosts`: jobs of all their users, other processes, and jobs in line.
 
     Of a Slurm cluster: which nodes of the partition are free.
@@ -33,7 +34,9 @@ def command(file: Path, disk: bool, as_json: bool) -> int:
     """
     from .. import config
 
-    able = (*config.backends_configured(file), *backends.BUILT_IN)
+    if backend is not None and not traits(backend).own_machines:
+        raise UsageError(f"`{backend}` has no machines of yours", hint="--backend ssh or --backend slurm")
+    able = (backend,) if backend else (*config.backends_configured(file), *backends.BUILT_IN)
     name, example = next((each, text) for each in able if (text := traits(each).own_machines))
     job = config.load(file, backend=name)
     machines = cast("backends.Machines", backends.load(name))

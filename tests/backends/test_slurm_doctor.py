@@ -141,4 +141,4 @@ def test_job_is_removed_from_the_shared_disk_too(cli: Any, doctor: Doctor, slurm
     cli.ok("rm", "-y", "--everywhere", job)
     assert not (slurm.home() / ".cloudtrain/jobs" / job).exists()
     assert (slurm.home() / ".cloudtrain/runtime").exists()
-    assert "/home/alice/.cloudtrain/runtime" in cli.ok("hosts", "--disk", cwd=tmp_path).stdout
+    assert "/home/alice/.cloudtrain/runtime" in cli.ok("hosts", "--disk", "--backend", "slurm", cwd=tmp_path).stdout
