@@ -8,6 +8,8 @@ import os
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import closing
+from pathlib import Path
 from urllib.parse import parse_qs
 
 from anyio import CancelScope, to_thread
@@ -30,7 +32,7 @@ from ..text.terminal import say
 from . import pages
 from .feeds import LogQuery
 from .guard import CSRF_FIELD, CSRF_HEADER, Guard
-from .site import Pool, Site
+from .site import Site
 from .sse import Shown, stream
 
 MOST_COMPARED = 8
@@ -258,7 +260,7 @@ class Download(StreamingResponse):
 
     def __init__(self, site: Site, wanted: LogQuery) -> None:
         wanted.view()
-        self._site, self._text = site, _log_text(site.pool, wanted)
+        self._site, self._text = site, _log_text(site.folder, wanted)
         name = f"{wanted.job}-attempt-{wanted.attempt}.log"
         headers = {"content-disposition": f'attachment; filename="{name}"'}
         super().__init__(self._text, media_type="text/plain; charset=utf-8", headers=headers)
@@ -281,9 +283,9 @@ class Download(StreamingResponse):
             gc.collect()  # an ended connection is a cycle of objects that holds all unsent lines
 
 
-def _log_text(pool: Pool, wanted: LogQuery) -> Generator[bytes, None, None]:
+def _log_text(folder: Path | None, wanted: LogQuery) -> Generator[bytes, None, None]:
     view = wanted.view()
-    with pool.one() as registry:
+    with closing(Registry(folder)) as registry:
         job = registry.find(wanted.job)
         attempt = registry.attempt(job, wanted.attempt)
         is_alone = attempt.plan.ranks == 1

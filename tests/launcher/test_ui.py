@@ -20,7 +20,7 @@ from cloudtrain.launcher.logs import reader
 from cloudtrain.launcher.logs.stream import LogStream
 from cloudtrain.launcher.store.registry import Registry
 from cloudtrain.launcher.ui import feeds, pages
-from cloudtrain.launcher.ui.site import Pages, Pool, assets
+from cloudtrain.launcher.ui.site import Pages, assets
 from doubles.plans import make_job
 from doubles.signatures import MakeJob, SetAnswers
 from doubles.waiting import until
@@ -218,14 +218,8 @@ def test_invalid_query_in_the_address_shows_all_jobs(query: dict[str, str]) -> N
     assert pages.JobListQuery.of(query) == pages.JobListQuery()
 
 
-def test_pool_lends_each_registry_to_a_single_request(home: Path, registry: Registry, seed: MakeJob) -> None:
-    """A returned registry is used again; the spend has twelve months in valid groups, an unknown one is the current."""
-    pool = Pool()
-    with pool.one() as first, pool.one() as second:
-        assert first is not second
-    with pool.one() as third:
-        assert third in (first, second)
-    pool.close()
+def test_spend_has_twelve_months_in_valid_groups(registry: Registry, seed: MakeJob) -> None:
+    """The spend has twelve months in valid groups; an unknown month is the current month."""
     now_s = time.time()
     seed("paid", State("succeeded", started_s=now_s - 7200, ended_s=now_s - 3600, hourly_usd=None))
     registry.database.execute("UPDATE attempts SET plan = json_set(plan, '$.hourly_usd', 4.0)")
