@@ -53,7 +53,6 @@ class DeliveryThread:
         self._name = os.urandom(8).hex()
         self._lock = threading.Lock()
         self._deliveries: dict[tuple[str, str, str], Delivery] = {}
-        self._next_s: dict[tuple[str, str, str], float] = {}
         self._over: set[tuple[str, str, str]] = set()
         self._said: set[tuple[str, str]] = set()
         self._news = threading.Event()
@@ -108,41 +107,37 @@ class DeliveryThread:
 
     def _round(self) -> float | None:
         """Send the ready notices; return the seconds until the next attempt, None if the queue is empty."""
-        now_s = time.time()
         with self._lock:
-            waiting = {key for key, next_s in self._next_s.items() if now_s < next_s < now_s + outbox.LONGEST_S}
-            ready = [each for key, each in self._deliveries.items() if each.is_sent or key not in waiting]
+            queued = list(self._deliveries.values())
         try:
-            self._tell(ready)
+            next_s = self._tell(queued)
         except CloudtrainError as error:  # from the registry, for example a full disk
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
-            for delivery in ready:
-                self._next_s[delivery.id] = now_s + 10.0
-        with self._lock:
-            waits = [self._next_s.get(key, 0.0) for key in self._deliveries]
-        return min(max(0.05, min(waits) - time.time()), outbox.LONGEST_S) if waits else None
+            next_s = time.time() + 10.0
+        return min(max(0.05, next_s - time.time()), outbox.LONGEST_S) if self._deliveries else None
 
-    def _tell(self, ready: list[Delivery]) -> None:
-        claimed = self._claimed(ready)
+    def _tell(self, queued: list[Delivery]) -> float:
+        """Send the claimed notices; return the time of the next attempt, infinite without further attempts."""
+        claimed, next_s = self._claimed(queued)
         if not claimed:
-            return
+            return next_s
         faults = try_all([partial(self._deliver, delivery) for delivery, _ in claimed])
         now_s = time.time()
         with closing(Database(self._folder)) as database:
             for (delivery, tries), fault in zip(claimed, faults, strict=True):
                 if fault is None or delivery.id in self._over:
                     continue
-                wait_s = back_off_s(tries, fault)
-                if wait_s == math.inf:
-                    outbox.give_up(database, delivery.id, fault.message)
+                again_s = now_s + back_off_s(tries, fault)
+                next_s = min(next_s, again_s)
+                outbox.mark_failed(database, delivery.id, self._name, again_s, fault.message)
+                if again_s == math.inf:
                     self._is_over(delivery)
                     self._say_given_up(delivery.entry)
                     continue
-                next_s = self._next_s[delivery.id] = now_s + wait_s
-                outbox.mark_failed(database, delivery.id, self._name, next_s, fault.message)
                 hint = f"\n  hint: {fault.cure}" if fault.cure else ""
                 words = f"alert not delivered, next try follows: {delivery.entry.shown}: {fault.message}{hint}"
                 self._say_once(delivery.entry.id, words)
+        return next_s
 
     def _deliver(self, delivery: Delivery) -> None:
         """Send the notice and mark the delivery at once, without waiting for slower channels. Raises DeliveryError."""
@@ -154,14 +149,14 @@ class DeliveryThread:
         except CloudtrainError as error:
             self._say_once("registry", f"the list of delivered alerts cannot be saved: {error.message}")
 
-    def _claimed(self, ready: list[Delivery]) -> list[tuple[Delivery, int]]:
-        """Return the deliveries claimed by this process, each with the number of the attempt."""
+    def _claimed(self, queued: list[Delivery]) -> tuple[list[tuple[Delivery, int]], float]:
+        """Return the deliveries claimed by this process, each with its number of tries; and when the next is ready."""
         found: list[tuple[Delivery, int]] = []
-        if not ready:
-            return found
-        now_s = time.time()
+        if not queued:
+            return found, math.inf
+        now_s, next_s = time.time(), math.inf
         with closing(Database(self._folder)) as database:
-            for delivery in ready:
+            for delivery in queued:
                 where = (database, delivery.job_id, delivery.entry.id, delivery.notice)
                 if delivery.is_sent:
                     outbox.mark_sent(*where, now_s)
@@ -171,18 +166,17 @@ class DeliveryThread:
                 if made.verdict == "claimed":
                     found.append((delivery, made.tries))
                 elif made.verdict == "later":
-                    self._next_s[delivery.id] = made.next_s
+                    next_s = min(next_s, made.next_s)
                 else:
                     self._is_over(delivery)
                     if made.verdict == "given_up":
                         self._say_given_up(delivery.entry)
-        return found
+        return found, next_s
 
     def _is_over(self, delivery: Delivery) -> None:
         with self._lock:
             self._over.add(delivery.id)
             self._deliveries.pop(delivery.id, None)
-            self._next_s.pop(delivery.id, None)
 
     def _say_given_up(self, entry: ChannelEntry) -> None:
         self._say_once(entry.id, f"given up: {entry.shown}; `cloudtrain notify` shows what it answers")

@@ -6,6 +6,7 @@ only if a follower dies between delivery and mark, and at most once for each dea
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from dataclasses import dataclass
 
@@ -79,17 +80,13 @@ def mark_sent(database: Database, job_id: str, channel: str, notice: Notice, now
 
 
 def mark_failed(database: Database, key: tuple[str, str, str], claimer: str, next_s: float, error: str) -> None:
-    """Store the error of a failed delivery and the time of the next attempt."""
+    """Store the error of a failed delivery, and the time of the next attempt; no attempt follows an infinite time."""
+    tries, next_s = (MOST_TRIES, 0.0) if next_s == math.inf else (0, next_s)
     database.execute(
-        f"UPDATE notices SET lease_s = 0, next_s = ?, error = ? {_ONE} AND claimer = ? AND told_s IS NULL",
-        (next_s, error, *key, claimer),
+        "UPDATE notices SET lease_s = 0, tries = MAX(tries, ?), next_s = ?, error = ?"
+        f" {_ONE} AND claimer = ? AND told_s IS NULL",
+        (tries, next_s, error, *key, claimer),
     )
-
-
-def give_up(database: Database, key: tuple[str, str, str], error: str) -> None:
-    """Store that no more delivery attempts will follow, and the last error."""
-    values = (MOST_TRIES, error, *key)
-    database.execute(f"UPDATE notices SET lease_s = 0, tries = ?, error = ? {_ONE} AND told_s IS NULL", values)
 
 
 def delivered_keys(database: Database, job_id: str, channel: str) -> set[str]:
