@@ -32,6 +32,7 @@ KEPT_CHARS = 4_000_000  # all lines of a feed together
 MOST_FEEDS = 12
 LINGER_S = 30.0  # how long a feed stays without a page: a reloaded page finds the feed
 WAIT_S = 0.1
+STATE_S = 1.0  # seconds between two reads of the attempt's state
 MOST_PATTERN = 200
 
 
@@ -66,11 +67,10 @@ class LogFeed:
     pages: int = 0
     is_ready: bool = False  # the existing lines have been read
     is_over: bool = False
-    is_closed: bool = False
     trouble: str = ""
     last: int = 0  # the newest line's number; the first line is 1
     left_s: float = field(default_factory=time.monotonic)
-    attempt_changed: threading.Event = field(default_factory=threading.Event)
+    closed: threading.Event = field(default_factory=threading.Event)
     _lines: deque[list[Any]] = field(default_factory=deque)
     _chars: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -91,7 +91,8 @@ class LogFeed:
             with closing(Registry(self.folder)) as registry:
                 self._read(registry)
         except Exception as error:  # the next page with the same selection gets a new feed
-            self.trouble, self.is_closed = in_words(error), True
+            self.trouble = in_words(error)
+            self.closed.set()
         finally:
             self.is_ready = True
             self.tell()
@@ -101,8 +102,7 @@ class LogFeed:
         job = registry.find(self.wanted.job)
         attempt = registry.attempt(job, self.wanted.attempt)
         while attempt.ref is None and attempt.phase in ("intent", "queued") and not self._is_left():
-            self.attempt_changed.wait(1.0)
-            self.attempt_changed.clear()
+            self.closed.wait(STATE_S)
             attempt = registry.attempt(job, self.wanted.attempt)
         if attempt.ref is None:
             self.is_over = True
@@ -111,17 +111,17 @@ class LogFeed:
             self._follow(registry, stream, attempt)
 
     def _follow(self, registry: Registry, stream: LogStream, attempt: Attempt) -> None:
-        view = self.wanted.view()
+        view, read_s = self.wanted.view(), 0.0
 
         def update() -> Attempt | None:
-            nonlocal attempt
-            if self.attempt_changed.is_set():
-                self.attempt_changed.clear()
+            nonlocal attempt, read_s
+            if time.monotonic() - read_s >= STATE_S:
+                read_s = time.monotonic()
                 attempt = registry.attempt(registry.find(attempt.job_id), attempt.number)
             return None if self._is_left() else attempt
 
         def pause(wait_s: float) -> None:
-            self.attempt_changed.wait(max(WAIT_S, wait_s))
+            self.closed.wait(max(WAIT_S, wait_s))
 
         # An expired login and a busy registry pass, too.
         for news in read_on(stream, update, pause, tail=KEPT_LINES, wants=view.wants, survives=CloudtrainError):
@@ -146,7 +146,7 @@ class LogFeed:
             self.tell()
 
     def _is_left(self) -> bool:
-        return self.is_closed or (self.pages <= 0 and time.monotonic() - self.left_s > LINGER_S)
+        return self.closed.is_set() or (self.pages <= 0 and time.monotonic() - self.left_s > LINGER_S)
 
 
 class Feeds:
@@ -162,7 +162,7 @@ class Feeds:
         wanted.view()
         with self._lock:
             feed = self._feeds.get(wanted)
-            if feed is None or feed.is_closed or (feed.pages <= 0 and not feed.is_over and feed._is_left()):
+            if feed is None or feed.closed.is_set() or (feed.pages <= 0 and not feed.is_over and feed._is_left()):
                 feed = self._feeds[wanted] = self._new(wanted)
             feed.pages += 1
             return feed
@@ -173,23 +173,17 @@ class Feeds:
             feed.pages -= 1
             feed.left_s = time.monotonic()
 
-    def attempts_changed(self) -> None:
-        """Have all feeds read their attempt's state again, since the registry has changed."""
-        for feed in list(self._feeds.values()):
-            feed.attempt_changed.set()
-
     def close(self) -> None:
         """Stop all feeds."""
         for feed in list(self._feeds.values()):
-            feed.is_closed = True
-            feed.attempt_changed.set()
+            feed.closed.set()
 
     def _new(self, wanted: LogQuery) -> LogFeed:
         """Start a feed; if necessary, drop the longest unused feeds."""
         self._feeds.pop(wanted, None)
         idle = sorted((each for each in self._feeds.values() if each.pages <= 0), key=lambda each: each.left_s)
         for each in idle[: max(0, len(self._feeds) + 1 - MOST_FEEDS)]:
-            each.is_closed = True
+            each.closed.set()
             del self._feeds[each.wanted]
         if len(self._feeds) >= MOST_FEEDS:
             raise CapacityError(f"{MOST_FEEDS} logs are open already", hint="close a page, or take a filter away")

@@ -132,7 +132,6 @@ class Site:
                 if self._news and (version := self._registry.database.execute("PRAGMA data_version")[0][0]) != seen:
                     seen = version
                     self.changes += 1
-                    self.feeds.attempts_changed()
                     self._wake()
 
 

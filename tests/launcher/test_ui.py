@@ -172,7 +172,7 @@ def test_feed_keeps_only_the_last_lines(
     monkeypatch.setattr(feeds.LogFeed, "_follow", lambda *args: 1 / 0)
     seed("other", State("succeeded", started_s=1.0, ended_s=2.0), {"0": "a\n", "1": ""})
     first = open_feeds.enter(feeds.LogQuery("other", 1))
-    until(lambda: first.is_closed)
+    until(first.closed.is_set)
     assert "ZeroDivisionError" in first.trouble
     assert open_feeds.enter(feeds.LogQuery("other", 1)) is not first
 
