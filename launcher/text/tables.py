@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 INDENT, LABEL = "  ", 12  # columns of a label with the blanks after the label
 LEAST = 8  # characters that stay of a cut cell
+_GLUE = "\0"  # in place of a blank that stays
 TINY = 20  # columns; a narrower terminal is a mistake
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell with a first character of these as a formula
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
@@ -96,20 +97,16 @@ def hidden(head: Sequence[str], lines: Sequence[str]) -> list[str]:
 
 
 def _wrapped(line: str, columns: int) -> list[str]:
+    import textwrap  # few commands print a line longer than the terminal
+
     label = _LABEL.match(line)
     begin = len(line) - len(line.lstrip())
     hang = min(begin + 2, columns // 2)
     if label and label.end() <= columns // 2:
         begin = hang = label.end()
-    first, *rest = _chunks(line[begin:]) or [""]
-    lines, now = [], line[:begin] + first
-    for chunk in rest:
-        if len(now) + 1 + len(chunk) > columns:
-            lines.append(now)
-            now = " " * hang + chunk
-        else:
-            now += f" {chunk}"
-    return [*lines, now]
+    text = " ".join(chunk.replace(" ", _GLUE) for chunk in _chunks(line[begin:]))
+    wrapper = textwrap.TextWrapper(columns, line[:begin], " " * hang, break_long_words=False, break_on_hyphens=False)
+    return [each.replace(_GLUE, " ") for each in wrapper.wrap(text)] or [line[:begin]]
 
 
 def _chunks(text: str) -> list[str]:
