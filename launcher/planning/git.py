@@ -36,6 +36,7 @@ _ENVIRONMENT = {
 _ALWAYS = ("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}")
 _PATTERNS = "core.excludesfile\n"
 _SUBMODULE = "160000 "  # the mode in an index
+_UNANSWERED = (OSError, RuntimeError, ValueError, subprocess.SubprocessError)
 
 
 def state(folder: Path) -> dict[str, Any]:
@@ -43,10 +44,19 @@ def state(folder: Path) -> dict[str, Any]:
 
     A filter of the repository's own does not run, so a file that was touched since may count as changed.
     """
-    with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
-        folder = folder.resolve()
-        with _borrowed(folder, reads_refs=True) as (top, environ):
-            return _state(folder, top, environ)
+    with contextlib.suppress(*_UNANSWERED), _borrowed(folder, reads_refs=True) as (folder, top, environ):
+        words = ["status", "--porcelain=v2", "--branch", "--no-renames", "--ignore-submodules=dirty", "--", str(folder)]
+        answer = _git(words, top, environ).splitlines()
+        head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
+        branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
+        if not head or branch == "(unknown)":
+            return {}
+        dirty = any(not line.startswith("#") for line in answer)
+        if not dirty and (top / ".gitmodules").exists():
+            listed = _git(["ls-files", "--stage", "-z", "--", str(folder)], top, environ).split("\0")
+            inside = [top / line.partition("\t")[2] for line in listed if line.startswith(_SUBMODULE)]
+            dirty = any((each / ".git").exists() and state(each).get("dirty", True) for each in inside)
+        return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}
     return {}
 
 
@@ -56,29 +66,12 @@ def tracked_and_ignored(folder: Path) -> tuple[list[str], set[str]] | None:
     All of git's rules count, wherever they are kept. None without an answer from git: outside a work tree, or where git
     leaves out the folder itself.
     """
-    with contextlib.suppress(OSError, RuntimeError, ValueError, subprocess.SubprocessError):
-        folder = folder.resolve()
-        with _borrowed(folder, reads_refs=False) as (_, environ):
-            tracked = _git(["ls-files", "-z"], folder, environ).split("\0")
-            ask = ["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
-            ignored = set(_git(ask, folder, environ).split("\0")) - {""}
-            return None if "./" in ignored else (tracked[:-1], ignored)
+    with contextlib.suppress(*_UNANSWERED), _borrowed(folder, reads_refs=False) as (folder, _, environ):
+        tracked = _git(["ls-files", "-z"], folder, environ).split("\0")
+        ask = ["ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"]
+        ignored = set(_git(ask, folder, environ).split("\0")) - {""}
+        return None if "./" in ignored else (tracked[:-1], ignored)
     return None
-
-
-def _state(folder: Path, top: Path, environ: dict[str, str]) -> dict[str, Any]:
-    words = ["status", "--porcelain=v2", "--branch", "--no-renames", "--ignore-submodules=dirty", "--", str(folder)]
-    answer = _git(words, top, environ).splitlines()
-    head = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "")
-    branch = next((line.split()[-1] for line in answer if line.startswith("# branch.head")), "")
-    if not head or branch == "(unknown)":
-        return {}
-    dirty = any(not line.startswith("#") for line in answer)
-    if not dirty and (top / ".gitmodules").exists():
-        listed = _git(["ls-files", "--stage", "-z", "--", str(folder)], top, environ).split("\0")
-        inside = [top / line.partition("\t")[2] for line in listed if line.startswith(_SUBMODULE)]
-        dirty = any((each / ".git").exists() and state(each).get("dirty", True) for each in inside)
-    return {"commit": head if head != "(initial)" else None, "branch": branch, "dirty": dirty}
 
 
 def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
@@ -94,8 +87,9 @@ def _git(words: list[str], folder: Path, environ: dict[str, str]) -> str:
 
 
 @contextlib.contextmanager
-def _borrowed(folder: Path, *, reads_refs: bool) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Yield the top of the work tree, and git's environment. Raises OSError outside a work tree."""
+def _borrowed(folder: Path, *, reads_refs: bool) -> Iterator[tuple[Path, Path, dict[str, str]]]:
+    """Yield the resolved folder, its work tree's top, and git's environment. Raises OSError outside a work tree."""
+    folder = folder.resolve()
     top, own = _repository(folder)
     beside = own / "commondir"  # of a second work tree
     common = (own / foreign.read(beside).decode().strip()).resolve() if beside.exists() else own
@@ -124,7 +118,7 @@ def _borrowed(folder: Path, *, reads_refs: bool) -> Iterator[tuple[Path, dict[st
             (made / "patterns").write_bytes(foreign.read(path) if path.is_file() else b"")
             lines.append(f'[core]\nexcludesFile = "{made}/patterns"\n')
         (made / "config").write_text("[core]\nrepositoryformatversion = 1\n" + "".join(lines))
-        yield top, {**environ, "GIT_DIR": name, "GIT_WORK_TREE": str(top)}
+        yield folder, top, {**environ, "GIT_DIR": name, "GIT_WORK_TREE": str(top)}
 
 
 def _repository(folder: Path) -> tuple[Path, Path]:
