@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rich.cells import cell_len
 from rich.text import Text
 
 from ..text.charts import Signs
@@ -79,11 +78,6 @@ def sides(width: int, signs: Signs, left: Sequence[Part], right: Sequence[Part])
 def labelled(width: int, signs: Signs, label: str, *parts: Part) -> Text:
     """Return a value after its label; all labels have the same width."""
     return row(width, signs, (f"{label:<{LABEL}}", QUIET), *parts)
-
-
-def filled(text: str, width: int) -> str:
-    """Return the text padded with blanks to the width, in terminal columns."""
-    return text + " " * max(0, width - cell_len(text))
 
 
 def help_rows(width: int, height: int, signs: Signs) -> list[Text]:

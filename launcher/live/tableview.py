@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from cloudtrain.entrypoints.format import cell, counted, dollars, most, span
@@ -19,7 +19,7 @@ from ..text.charts import Signs
 from ..text.units import percent, quantity
 from ..text.visible import cleaned
 from .model import Scene, WatchedJob
-from .rows import QUIET, STATE_STYLES, WARNS, Part, filled, help_rows, row, sides, table_keys
+from .rows import QUIET, STATE_STYLES, WARNS, Part, help_rows, row, sides, table_keys
 from .view_state import Size, ViewState
 
 _HEADS = ("JOB", "STATE", "STEP", "DONE", "LOSS", "LEFT", "USD SPENT")
@@ -39,7 +39,7 @@ def view(scene: Scene, choice: ViewState, size: Size, signs: Signs, words: str) 
     texts = [_shown(watched, scene.now_s) for watched in scene.jobs]
     shape = widths, spark = _shape(texts, width)
     curve = {"LOSS": spark + 1} if spark else {}
-    heads = [filled(head, columns + curve.get(head, 0)) for head, columns in widths.items()]
+    heads = [set_cell_size(head, columns + curve.get(head, 0)) for head, columns in widths.items()]
     notes = _notes(scene, len(texts), width, height, signs)
     room = max(1, height - 4 - len(notes))
     ids = [watched.job.id for watched in scene.jobs]
@@ -117,12 +117,12 @@ def _row(
         parts.append(" " * _GAP if place else "")
         if head == "LOSS" and spark:
             losses = [each.loss for each in loss_bins.load(watched.job.attempt.progress.get("curve")).bins]
-            parts += [(filled(charts.chart(losses, spark, 1, signs)[0], spark), "cyan"), " "]
+            parts += [(set_cell_size(charts.chart(losses, spark, 1, signs)[0], spark), "cyan"), " "]
         text = texts[head]
         if cell_len(text) > columns:
             text = text[: columns - 1] + signs.cut
         style = {"STATE": STATE_STYLES.get(state, ""), "JOB": "bold" if is_chosen else ""}.get(head, "")
-        parts.append((filled(text, columns), style))
+        parts.append((set_cell_size(text, columns), style))
     return row(width, signs, *parts)
 
 
