@@ -102,7 +102,6 @@ class LogCacheWriter:
         self.place = found
         self._folder = folder = folder_of(database, job_id, attempt)
         self._is_alone = found.size > 0  # else files of an earlier round may exist until the first commit
-        self._lines = self._index = -1
         self._lines = _cut(folder / f"lines-{found.round}", found.size)
         written = sum(1 for _ in blocks.entries(folder / f"index-{found.round}", found.size)) if found.size else 0
         self._index = _cut(folder / f"index-{found.round}", written * blocks.RECORD_BYTES)
@@ -168,13 +167,8 @@ class LogCacheWriter:
                 (self._folder / f"{name}-{self.place.round}").unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             os.ftruncate(self._lines, self._safe_size)
-        for file in (self._lines, self._index):
-            if file >= 0:
-                os.close(file)
-        self._lines = self._index = -1
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        for file in (self._lines, self._index, self._lock):
+            os.close(file)
 
     def _write(self) -> None:
         data, entry = blocks.encoded(self._waiting, self._size)
@@ -202,8 +196,7 @@ def keeper(database: Database, job_id: str, attempt: int, *, rewrite: bool = Fal
         found = CachePosition(round=found.round + 1) if rewrite else found
         return LogCacheWriter(database, job_id, attempt, found, lock)
     except BaseException:
-        with contextlib.suppress(OSError):  # closed by the LogCacheWriter
-            os.close(lock)
+        os.close(lock)
         raise
 
 

@@ -78,10 +78,8 @@ class Printer:
                 continue
             before = self._bars.pop(stream, None)
             if before is not None and not line.text:  # only the end of the bar's line
-                line = _ended(before)._replace(time_s=line.time_s)
-                if not line.text:
-                    continue
-            elif "\r" in line.text:
+                line = before._replace(time_s=line.time_s)
+            if "\r" in line.text:
                 line = _ended(line)
                 if not line.text:
                     continue

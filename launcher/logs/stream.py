@@ -104,12 +104,27 @@ class LogStream:
             return []
         return self._news(self._read_on())
 
-    def backlog(self) -> Iterator[list[LogLine]]:
-        """Yield the existing lines; a running job may write faster than the lines can be read.
+    def backlog(self, read: Callable[[], list[LogLine]] | None = None) -> Iterator[list[LogLine]]:
+        """Yield the existing lines, by `read` or its part; a running job may write faster than the lines can be read.
 
         Waits if the backend returns no lines for a moment. Raises UnreachableError.
         """
-        return self._up_to_now(self.read)
+        begin_s, read = time.monotonic(), read or self.read
+        until_s, clean = begin_s + PATIENCE_S, 0
+        while not self.is_over:
+            lines = read()
+            if lines:
+                yield lines
+            now_s, is_active = time.monotonic(), self._attempt.state.state in ACTIVE
+            # A small page now holds lines that the job is just writing.
+            is_past = 0 < self.came < SMALL and is_active and now_s - begin_s > SHOW_S
+            clean = clean + 1 if self.is_clean and not self.came else 0
+            if self.came and not is_past:
+                until_s = now_s + PATIENCE_S
+            elif is_past or clean >= (1 if is_active or self._keeper is None else CLEAN_PAGES) or now_s > until_s:
+                return
+            elif not clean:
+                time.sleep(self.pace.lines_s)
 
     def tail(self, count: int, wants: Callable[[LogLine], bool] | None = None) -> list[LogLine]:
         """Return the last `count` existing lines that match `wants`; the stream then continues after these lines.
@@ -124,7 +139,7 @@ class LogStream:
         older, self._replay = self._replay, None
         if not self._place.is_complete:
             with contextlib.suppress(UnreachableError):
-                for lines in self._up_to_now(self._read_on):
+                for lines in self.backlog(self._read_on):
                     newest += [line for line in lines if line.text[-1:] != "\r" and (wants is None or wants(line))]
         self.is_over = self.is_over or self._place.is_complete
         return list(newest) if older is None else self._with_older(older, count, wants, list(newest))
@@ -151,24 +166,6 @@ class LogStream:
         replay, self._replay = self._replay, None
         if replay is not None:
             replay.close()
-
-    def _up_to_now(self, read: Callable[[], list[LogLine]]) -> Iterator[list[LogLine]]:
-        begin_s = time.monotonic()
-        until_s, clean = begin_s + PATIENCE_S, 0
-        while not self.is_over:
-            lines = read()
-            if lines:
-                yield lines
-            now_s, is_active = time.monotonic(), self._attempt.state.state in ACTIVE
-            # A small page now holds lines that the job is just writing.
-            is_past = 0 < self.came < SMALL and is_active and now_s - begin_s > SHOW_S
-            clean = clean + 1 if self.is_clean and not self.came else 0
-            if self.came and not is_past:
-                until_s = now_s + PATIENCE_S
-            elif is_past or clean >= (1 if is_active or self._keeper is None else CLEAN_PAGES) or now_s > until_s:
-                return
-            elif not clean:
-                time.sleep(self.pace.lines_s)
 
     def _begin(self, tail: int | None) -> None:
         if self._has_begun:
