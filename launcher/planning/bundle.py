@@ -103,18 +103,17 @@ def changed(bundle: Bundle, folder: Path, exclude: Iterable[str], config_file: P
 
     An unreadable folder or archive counts as unchanged: the send reports the fault.
     """
-    folder, found = folder.resolve(), set[str]()
     unreadable = (ConfigError, OSError, EOFError, zlib.error, tarfile.TarError)
     with contextlib.suppress(*unreadable), tarfile.open(bundle.path) as tar:
-        now = set(collect(folder, exclude))
+        now, sent = digests(folder, exclude, config_file), dict[str, str]()
         for member in tar:  # in the order of the archive, which gzip reads only forwards
-            name = member.name.removeprefix("code/")
-            if member.name != name and name in now and _is_same(tar, member, folder / name):
-                now.remove(name)
-            elif member.name != name:
-                now.add(name)
-        found = now
-    return sorted(found - {_relative(config_file, folder)})
+            file = tar.extractfile(member) if member.isfile() else None
+            data = os.fsencode(member.linkname) if file is None else file.read()
+            sent[member.name] = _digest(data, member.mode)
+        names = {name.removeprefix("code/") for name in sent if name.startswith("code/")}
+        differ = {name for name in {*now, *names} if now.get(name) != sent.get(f"code/{name}")}
+        return sorted(differ - {_relative(config_file, folder.resolve())})
+    return []
 
 
 def digests(folder: Path, exclude: Iterable[str], config_file: Path) -> dict[str, str]:
@@ -126,16 +125,12 @@ def digests(folder: Path, exclude: Iterable[str], config_file: Path) -> dict[str
         with contextlib.suppress(OSError):
             target = os.path.relpath(path.resolve(), path.parent) if path.is_symlink() else None
             data = path.read_bytes() if target is None else os.fsencode(target)
-            mode = "x" if path.lstat().st_mode & stat.S_IXUSR else ""
-            found[name] = hashlib.sha256(data).hexdigest()[:16] + mode
+            found[name] = _digest(data, path.stat().st_mode if target is None else 0)
     return found
 
 
-def _is_same(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bool:
-    file = tar.extractfile(member) if member.isfile() else None
-    if file is None or path.is_symlink():
-        return path.is_symlink() and member.linkname == os.path.relpath(path.resolve(), path.parent)
-    return path.stat().st_size == member.size and path.read_bytes() == file.read()
+def _digest(data: bytes, mode: int) -> str:
+    return hashlib.sha256(data).hexdigest()[:16] + ("x" if mode & stat.S_IXUSR else "")
 
 
 class _Code(NamedTuple):
