@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from shlex import join
 from typing import Any
 
+from cloudtrain.entrypoints.format import first_of
+
 from ..backend_table import BUILT_IN
+from ..config import DEFAULT_FILE
 from ..config.schema import JobConfig
 from ..errors import ConfigError, Fault
 from ..planning import bundle, local_data, search_spec
@@ -27,7 +30,6 @@ _APART |= {*BUILT_IN, "capacity"}
 _APART_IN = {"distributed": ("nproc_per_node",), "checkpoint": ("uri", "export")}
 _NAMES_OF = ("inputs", "outputs")  # names only, not addresses
 _NOT_REPEATED = {"name", "resources.spot", "budget.limit"}  # in the suggested command
-DEFAULT_FILE = "cloudtrain.yaml"
 PREEMPT_AT = 3  # in the suggested command: early, so that the proof is quick
 MOST_NAMES = 5  # of changed files in a message
 
@@ -115,9 +117,8 @@ def _changed_code(proof: Proof, prepared: Prepared) -> str:
     """Return the files that have changed since the proof, or that cloudtrain's own have changed."""
     since, now = f"since its resume was proven ({_day(proof)})", files_of(prepared)
     names = sorted(name for name in {*now, *proof.files} if now.get(name) != proof.files.get(name))
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     if names:
-        return f"the code has changed {since}: {', '.join(names[:MOST_NAMES])}{more}"
+        return f"the code has changed {since}: {first_of(names, MOST_NAMES)}"
     return f"cloudtrain's own code on the nodes has changed {since}"
 
 

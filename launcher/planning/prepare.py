@@ -11,7 +11,7 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloudtrain.entrypoints.format import counted
+from cloudtrain.entrypoints.format import counted, first_of
 from cloudtrain.entrypoints.sweep.space import SpaceError, dimensions
 
 from .. import backend as backends
@@ -335,9 +335,8 @@ def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
 
 def _old_code(names: list[str]) -> tuple[str, ...]:
     """Return a warning that the submitted code is sent, though the named files have changed since."""
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     old = "changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
-    return (f"warning: {', '.join(names[:MOST_NAMED])}{more} {old}",) if names else ()
+    return (f"warning: {first_of(names, MOST_NAMED)} {old}",) if names else ()
 
 
 def few_averages(config: JobConfig) -> Iterator[str]:
