@@ -215,17 +215,16 @@ class Screen:
 def _scratch() -> int:
     """Return an unnamed file in append mode. Raises ConfigError."""
     try:
-        file = os.memfd_create("said") if hasattr(os, "memfd_create") else _unnamed()
+        if hasattr(os, "memfd_create"):
+            file = os.memfd_create("said")
+        else:
+            with tempfile.TemporaryFile() as unnamed:
+                file = os.dup(unnamed.fileno())
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     except OSError as error:
         words = f"no space to capture output: {error.strerror}"
         raise ConfigError(words, hint="cloudtrain watch --plain") from error
     return file
-
-
-def _unnamed() -> int:
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def decode(data: bytes, *, is_all: bool = False) -> tuple[list[str], bytes]:

@@ -257,9 +257,6 @@ class LogStream:
             if not held:
                 raise
             return self._wanted(held)
-        return self._take(page)
-
-    def _take(self, page: LogPage) -> list[LogLine]:
         self._cursor, self.is_clean = page.cursor, page.is_clean
         self.came = len(page.lines) + page.left_out
         if self._end_detector is not None and self._end_detector.is_last(page):

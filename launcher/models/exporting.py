@@ -178,7 +178,8 @@ def saved_checkpoints(registry: Registry, job: Job, copies: Path, choice: str | 
     """
     points = series.read(registry.database, job.id).marks
     for path in [str(point.fields.get("path")) for point in reversed(points) if point.kind == "checkpoint"]:
-        if _is_of(Path(path), job):
+        trainer = atomic_json.read_json(Path(path) / folders.TRAINER)
+        if isinstance(trainer, dict) and trainer.get("job") == job.id:  # on this machine, too
             return Path(path).parent
     backend, ref = backends.load(job.backend_of(job.attempt)), job.attempt.ref
     if ref is None:
@@ -230,12 +231,6 @@ def _name_of(job: Job, choice: str | None) -> str | None:
         return None
     step = job.attempt.progress.get("checkpoint_step") if choice in (None, "last") else choice.removeprefix("step-")
     return None if step is None else folders.step_name(int(step))
-
-
-def _is_of(path: Path, job: Job) -> bool:
-    """Return whether the reported path is a checkpoint of the job on this machine, too."""
-    trainer = atomic_json.read_json(path / folders.TRAINER)
-    return isinstance(trainer, dict) and trainer.get("job") == job.id
 
 
 def _environment(job: Job, inputs: Mapping[str, str]) -> dict[str, str]:

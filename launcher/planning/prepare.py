@@ -130,7 +130,9 @@ def _packed(
     outside = dict.fromkeys(line for each in configs for line in local_data.outside_code(each, base, job_id))
     exclude = (*config.code.exclude, *outside)
     if shipped is not None:
-        return shipped, _old_code(bundles.changed(shipped, code, exclude, config_file))
+        names = bundles.changed(shipped, code, exclude, config_file)
+        old = "changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
+        return shipped, (f"warning: {first_of(names, MOST_NAMED)} {old}",) if names else ()
     files = dict.fromkeys(pair for each in configs for pair in needed(each, code))
     return bundles.pack(code, exclude, most, cache, scratch=dry, config_file=config_file, needed=files), ()
 
@@ -331,12 +333,6 @@ def refused(config: JobConfig, config_file: Path) -> Sequence[Fault]:
     except BudgetError:  # the user learns about money after the faults are fixed
         pass
     return ()
-
-
-def _old_code(names: list[str]) -> tuple[str, ...]:
-    """Return a warning that the submitted code is sent, though the named files have changed since."""
-    old = "changed since the submit; this attempt runs the submitted code: --update-code takes the new code"
-    return (f"warning: {first_of(names, MOST_NAMED)} {old}",) if names else ()
 
 
 def few_averages(config: JobConfig) -> Iterator[str]:

@@ -162,7 +162,7 @@ class Feeds:
         wanted.view()
         with self._lock:
             feed = self._feeds.get(wanted)
-            if feed is None or feed.closed.is_set() or (feed.pages <= 0 and not feed.is_over and feed._is_left()):
+            if feed is None or feed.closed.is_set() or (feed._is_left() and not feed.is_over):
                 feed = self._feeds[wanted] = self._new(wanted)
             feed.pages += 1
             return feed
