@@ -114,21 +114,21 @@ def at(body: Any, path: tuple[str, ...]) -> Any:
     return body
 
 
-@functools.cache
-def _environment() -> Environment:
-    """Return the Jinja environment with its compiled templates: a comparison of backends renders several."""
+def environment(folder: str, **options: Any) -> Environment:
+    """Return a Jinja environment of the folder's templates, which keeps the compiled templates."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FunctionLoader(lambda name: files("cloudtrain.templates").joinpath(name).read_text(encoding="utf-8")),
-        undefined=StrictUndefined,
-        autoescape=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(json=_json, yaml=_yaml, sh=_sh)
-    return environment
+    place = files("cloudtrain.templates").joinpath(folder)
+    loader = FunctionLoader(lambda name: place.joinpath(name).read_text(encoding="utf-8"))
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **options)
+
+
+@functools.cache
+def _environment() -> Environment:
+    """Return the environment of requests, once: a comparison of backends renders several."""
+    made = environment("", autoescape=False, keep_trailing_newline=True)
+    made.filters.update(json=_json, yaml=_yaml, sh=_sh)
+    return made
 
 
 def _json(value: Any) -> str:

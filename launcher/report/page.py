@@ -23,6 +23,7 @@ from ..job import Job
 from ..jobs import shown_config
 from ..jobs.evaluations import Tested, headline, quantiles, tests_of
 from ..jobs.view import view_of
+from ..planning.render import environment
 from ..planning.shipped import GENERATOR, is_report
 from ..store import series as serieses
 from ..store import tries
@@ -116,12 +117,7 @@ def _hashes(texts: Sequence[str]) -> str:
 
 @functools.cache
 def _template(name: str) -> Template:
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FunctionLoader(_source), undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template(name)
+    return environment("report", autoescape=True).get_template(name)
 
 
 def _source(name: str) -> str:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from anyio import CapacityLimiter, to_thread
-from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
 from cloudtrain.entrypoints.format import amount, cell, span
@@ -25,6 +24,7 @@ from cloudtrain.entrypoints.format import amount, cell, span
 from ..errors import CloudtrainError
 from ..jobs.poller import Seen
 from ..jobs.watch import Watcher
+from ..planning.render import environment
 from ..store.registry import Registry
 from ..text.terminal import when
 from .feeds import Feeds
@@ -149,11 +149,7 @@ class Pages:
     """The templates, read once."""
 
     def __init__(self, static: Mapping[str, tuple[bytes, str]], **shared: Any) -> None:
-        folder = files("cloudtrain.templates") / "ui"
-        texts = {item.name: item.read_text() for item in folder.iterdir() if item.name.endswith(".html")}
-        self._templates = Environment(
-            loader=DictLoader(texts), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-        )
+        self._templates = environment("ui", autoescape=True)
         digests = {name: hashlib.sha256(content).hexdigest()[:12] for name, (content, _) in static.items()}
         self._templates.globals.update(shared, asset=lambda name: f"/static/{name}?v={digests[name]}")
         self._templates.filters.update(
