@@ -146,7 +146,7 @@ def assets() -> dict[str, tuple[bytes, str]]:
 
 
 class Pages:
-    """The templates, read once."""
+    """The templates of the page."""
 
     def __init__(self, static: Mapping[str, tuple[bytes, str]], **shared: Any) -> None:
         self._templates = environment("ui", autoescape=True)
