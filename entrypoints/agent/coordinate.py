@@ -5,8 +5,8 @@ or repeated message changes no decision. A generation is one start of all nodes'
 generation, on fewer nodes if a node was lost and the job may continue without the lost node. A job on fewer nodes
 grows at a save, as soon as nodes are back.
 
-Nodes from `Rules.nodes` on are spares: their agents wait without locks. If a node is lost, node 0 calls a spare, which
-takes its host's locks and joins the next generation. That generation is a new attempt of `retry.max_attempts`.
+Nodes from `JobSpec.nodes` on are spares: their agents wait without locks. If a node is lost, node 0 calls a spare,
+which takes its host's locks and joins the next generation. That generation is a new attempt of `retry.max_attempts`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..contract import AgentSpec, ExitReport, ExitState, RunSpec, sign_of, step_in_words
+from ..contract import AgentSpec, ExitReport, ExitState, sign_of, step_in_words
 from ..records import Record
 from .boot import EXIT_CONFIG, EXIT_DONE, EXIT_SAVED, root_cause_first
 
@@ -90,41 +90,16 @@ class Desired(Record):
 WAIT = Desired()
 
 
-@dataclass(frozen=True)
-class Rules:
-    """The job's limits. Times are seconds since the job's start; `limit_reason`: the deadline's cause, time or budget.
-
-    A restart needs at least `fewest` nodes (None: all), and a number in `sizes`: ranks must share the batch evenly.
-    `swaps`: how often spares may take the place of lost nodes, each time in a new attempt.
-    `grow_s`: from a generation's start until the job may grow, because a growth costs as much as a restart.
-    """
-
-    nodes: int
-    max_restarts: int
-    limit_reason: str
-    soft_deadline_s: float
-    hard_deadline_s: float
-    grace_s: float
-    join_timeout_s: float
-    fewest: int | None = None
-    sizes: tuple[int, ...] | None = None
-    grow_s: float = AgentSpec.grow_s
-    run: RunSpec = field(default_factory=RunSpec)
-    spares: int = 0
-    swaps: int = 0
-
-    def size(self, left: int) -> int:
-        """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
-        fewest = self.nodes if self.fewest is None else self.fewest
-        allowed = range(1, self.nodes + 1) if self.sizes is None else self.sizes
-        return max((size for size in allowed if fewest <= size <= left), default=0)
-
-
 @dataclass
 class Coordinator:
-    """Node 0's memory: the desired state, and its time."""
+    """Node 0's memory: the desired state, and its time.
 
-    rules: Rules
+    `spec` has the job's limits, in seconds since the job's start. The trainer saves before its deadline by itself; the
+    signal at `deadline_s` is for scripts. A restart needs at least `min_nodes` (None: all), and a number in
+    `node_counts`: ranks must share the batch evenly.
+    """
+
+    spec: AgentSpec
     desired: Desired = WAIT
     since_s: float = 0.0
     started_s: float = 0.0  # the generation's start
@@ -164,7 +139,7 @@ class Coordinator:
         return self.desired
 
     def _next(self, reports: dict[int, Report], lost: set[int], now_s: float, port: Callable[[], int]) -> Desired:
-        members = set(self.desired.nodes) or set(range(self.rules.nodes))
+        members = set(self.desired.nodes) or set(range(self.spec.job.nodes))
         current = [r for r in reports.values() if r.node in members - lost and r.generation == self.desired.generation]
         exited = [r for r in current if r.phase == "exited"]
         waited_s = now_s - self.since_s
@@ -190,8 +165,8 @@ class Coordinator:
         silent, lost = lost, lost & members
         if reason == "now":
             return self._end("succeeded", None) if are_done else self._end("stopped", reason)
-        if reason or now_s >= self.rules.soft_deadline_s:
-            return replace(self.desired, want="stop", reason=reason or self.rules.limit_reason)
+        if reason or now_s >= self.spec.deadline_s:
+            return replace(self.desired, want="stop", reason=reason or self.spec.limit_reason)
         failed = [r for r in exited if r.code != EXIT_DONE]
         if lost or failed:
             return self._failing(failed, len(exited) + len(lost) == len(members), lost, now_s)
@@ -199,7 +174,7 @@ class Coordinator:
 
     def _back(self, reports: dict[int, Report], lost: set[int]) -> list[int]:
         """Return the nodes that are ready and have no place in this generation."""
-        known = {*range(self.rules.nodes), *self.joined} - lost - set(self.desired.nodes)
+        known = {*range(self.spec.job.nodes), *self.joined} - lost - set(self.desired.nodes)
         here = [r for r in reports.values() if r.node in known and (r.seat is None or r.seat[1])]
         return sorted(r.node for r in here if r.phase == "idle" or (r.phase == "exited" and r.generation))
 
@@ -208,15 +183,15 @@ class Coordinator:
 
         The last permitted restart is kept: a node that is lost again must not end a job that could do without the node.
         """
-        nodes, rules = self.desired.nodes, self.rules
-        is_early, is_late = now_s - self.started_s < rules.grow_s, now_s + rules.grow_s > rules.soft_deadline_s
+        nodes, spec = self.desired.nodes, self.spec
+        is_early, is_late = now_s - self.started_s < spec.grow_s, now_s + spec.grow_s > spec.deadline_s
         may_grow = not is_late and self._restarts_left() > 0 and not any(r.is_done for r in current)
         back = self._back(reports, lost) if may_grow else []
-        vacant = rules.nodes - len(nodes) - len(back) if may_grow and not is_early else 0
+        vacant = spec.job.nodes - len(nodes) - len(back) if may_grow and not is_early else 0
         seated, asked = self._spares(reports, lost, vacant)
-        coming, most = [*back, *seated], rules.size(len(nodes) + len(back) + len(seated) + len(asked))
+        coming, most = [*back, *seated], self._size(len(nodes) + len(back) + len(seated) + len(asked))
         called = (*seated, *asked) if most > len(nodes) else ()
-        if rules.size(len(nodes) + len(coming)) <= len(nodes):
+        if self._size(len(nodes) + len(coming)) <= len(nodes):
             self.saved = None
             return replace(self.desired, note=self._with_spares({*self.desired.gone, *lost}), called=called)
         before, self.saved = self.saved, None if is_early or nodes[0] not in reports else reports[nodes[0]].latest
@@ -233,12 +208,18 @@ class Coordinator:
         return self._run(nodes, port, note, self.desired.restarts, set(self.desired.gone) - new)
 
     def _going_on(self, nodes: Collection[int]) -> str:
-        spares = [node for node in nodes if node >= self.rules.nodes]
-        words = f"going on with {len(nodes)} of {self.rules.nodes} nodes"
+        spares = [node for node in nodes if node >= self.spec.job.nodes]
+        words = f"going on with {len(nodes)} of {self.spec.job.nodes} nodes"
         return f"{words}, with spare {_numbers(spares)}" if spares else words
 
+    def _size(self, left: int) -> int:
+        """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
+        job = self.spec.job
+        allowed = range(1, job.nodes + 1) if job.node_counts is None else job.node_counts
+        return max((size for size in allowed if (job.min_nodes or job.nodes) <= size <= left), default=0)
+
     def _restarts_left(self) -> int:
-        return self.rules.max_restarts - self.desired.restarts
+        return self.spec.job.max_restarts - self.desired.restarts
 
     def _ranked(self, nodes: Collection[int], size: int) -> list[int]:
         """Return the nodes of the next generation: the leader, then by number; nodes of this generation stay in."""
@@ -253,18 +234,18 @@ class Coordinator:
         broken = [f for r in current if r.phase == "exited" for f in r.failures]
         if broken:  # a node could not unpack the bundle or install the ranks' environment
             return self._end("failed", "error", broken[0])
-        if now_s >= self.rules.soft_deadline_s:  # waiting machines are billed like training machines
-            return self._end("stopped", self.rules.limit_reason)
-        if len(current) == self.rules.nodes:
+        if now_s >= self.spec.deadline_s:  # waiting machines are billed like training machines
+            return self._end("stopped", self.spec.limit_reason)
+        if len(current) == self.spec.job.nodes:
             if any(r.phase == "preparing" for r in current):
                 return self.desired
-            return self._run(range(self.rules.nodes), port, "", 0, set())
-        if now_s > self.rules.join_timeout_s:
+            return self._run(range(self.spec.job.nodes), port, "", 0, set())
+        if now_s > self.spec.join_timeout_s:
             if lost:
                 return self._end("failed", "node_failure", self._loss(lost, len(current), can_go_on=False))
             here = {r.node for r in current}
-            missing = ", ".join(str(n) for n in range(self.rules.nodes) if n not in here)
-            message = f"node {missing} did not join within {self.rules.join_timeout_s:.0f} s"
+            missing = ", ".join(str(n) for n in range(self.spec.job.nodes) if n not in here)
+            message = f"node {missing} did not join within {self.spec.join_timeout_s:.0f} s"
             return self._end("failed", "node_failure", {"rank": None, "kind": "rendezvous", "message": message})
         return self.desired
 
@@ -276,12 +257,12 @@ class Coordinator:
             saved = next((r.saved for r in failed if r.saved), None) or {}
             if saved.get("outcome") == "paused":
                 return self._end("stopped", "paused")
-            reason = self.rules.limit_reason if saved.get("reason") == "deadline" else "preempted"
+            reason = self.spec.limit_reason if saved.get("reason") == "deadline" else "preempted"
             return self._end("stopped", reason)
         broken = [r for r in failed if r.code != EXIT_SAVED]
         # Ranks that wait for a stuck rank seem stuck too; the longest silent rank is known after all nodes' reports.
         certain = any(not f.get("peer_lost") and f["kind"] != "hang" for r in broken for f in r.failures)
-        patience_s = COLLECT_S if broken else self.rules.grace_s  # saved nodes wait for nodes that are saving
+        patience_s = COLLECT_S if broken else self.spec.grace_s  # saved nodes wait for nodes that are saving
         if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
             return replace(self.desired, want="kill")
         return self.desired
@@ -296,20 +277,20 @@ class Coordinator:
         reason: str | None,
     ) -> Desired:
         missing = lost & set(self.desired.nodes)
-        if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.rules.grace_s:
+        if len(exited) + len(missing) < len(self.desired.nodes) and now_s - self.since_s < self.spec.grace_s:
             return self.desired
         is_growth = self.first_failure_s is None
-        left = sorted({*range(self.rules.nodes), *self.joined} - lost - {*self.desired.gone})
-        if is_growth or self._restarts_left() > 1 or not self.rules.size(len(left)):
+        left = sorted({*range(self.spec.job.nodes), *self.joined} - lost - {*self.desired.gone})
+        if is_growth or self._restarts_left() > 1 or not self._size(len(left)):
             left = sorted({*left, *self._back(reports, lost)})
-        is_over = reason is not None or now_s >= self.rules.soft_deadline_s  # a job that must stop does not restart
+        is_over = reason is not None or now_s >= self.spec.deadline_s  # a job that must stop does not restart
         is_swap = missing or is_growth
-        seated, asked = self._spares(reports, lost, self.rules.nodes - len(left) if is_swap else 0)
-        size = self.rules.size(len(left) + len(seated))
+        seated, asked = self._spares(reports, lost, self.spec.job.nodes - len(left) if is_swap else 0)
+        size = self._size(len(left) + len(seated))
         nodes = self._ranked([*left, *seated], size)
         if is_growth and not missing:
             if is_over:
-                return self._end("stopped", reason or self.rules.limit_reason)
+                return self._end("stopped", reason or self.spec.limit_reason)
             return self._grow(nodes, port)
         if self.missed_s is not None and (size or asked) and now_s - self.missed_s < FENCE_S:
             return self.desired
@@ -341,15 +322,15 @@ class Coordinator:
         may_restart = not set(seated).isdisjoint(nodes) or self._restarts_left() > 0
         if is_fault and not is_config and size and not is_again and may_restart:
             if is_over:
-                return self._end("stopped", reason or self.rules.limit_reason, first)
+                return self._end("stopped", reason or self.spec.limit_reason, first)
             return self._restart(first, nodes, lost, port)
         return self._end("failed", "node_failure" if first["kind"] in ("signal", "lost") else "error", first)
 
     def _spares(self, reports: dict[int, Report], lost: set[int], vacant: int) -> tuple[list[int], list[int]]:
         """Return the spares that hold their locks for so many vacant places, and the spares that must answer a call."""
-        if self.swaps >= self.rules.swaps:
+        if self.swaps >= self.spec.swaps:
             return [], []
-        away = lost | {*self.desired.gone, *self.joined, *range(self.rules.nodes)}
+        away = lost | {*self.desired.gone, *self.joined, *range(self.spec.job.nodes)}
         ready = [r for node, r in sorted(reports.items()) if node not in away and r.phase == "idle" and not r.stop]
         answers = {r.node: r.seat[1] if r.seat and r.seat[0] == self.desired.generation else None for r in ready}
         seated = [node for node, is_held in answers.items() if is_held][: max(0, vacant)]
@@ -368,7 +349,7 @@ class Coordinator:
 
     def _run(self, nodes: Sequence[int], port: Callable[[], int], words: str, restarts: int, gone: set[int]) -> Desired:
         """Return the start of the next generation. With a new spare it is a new attempt, with all its restarts."""
-        new = {node for node in nodes if node >= self.rules.nodes} - self.joined
+        new = {node for node in nodes if node >= self.spec.job.nodes} - self.joined
         self.joined |= new
         self.swaps += bool(new)
         self.words = words
@@ -377,19 +358,19 @@ class Coordinator:
 
     def _with_spares(self, away: set[int]) -> str | None:
         """Return the generation's note, with the spares that wait and may join."""
-        last = self.rules.nodes + self.rules.spares if self.swaps < self.rules.swaps else 0
-        waiting = set(range(self.rules.nodes, last)) - self.joined - away
+        last = self.spec.job.nodes + self.spec.spares if self.swaps < self.spec.swaps else 0
+        waiting = set(range(self.spec.job.nodes, last)) - self.joined - away
         return "; ".join(filter(None, [self.words, f"spare {_numbers(waiting)} waits" if waiting else ""])) or None
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
         """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""
         message = f"{_named(missing)} lost: its agent is silent"
-        fewest = self.rules.fewest or self.rules.nodes
-        if not can_go_on and self.swaps < self.rules.swaps:
+        fewest = self.spec.job.min_nodes or self.spec.job.nodes
+        if not can_go_on and self.swaps < self.spec.swaps:
             message += "; no spare is free"
-        if fewest < self.rules.nodes and not can_go_on:
-            sizes = " or ".join(str(size) for size in self.rules.sizes or () if size >= fewest)
-            message += f"; {left} of {self.rules.nodes} nodes are left, and "
+        if fewest < self.spec.job.nodes and not can_go_on:
+            sizes = " or ".join(str(size) for size in self.spec.job.node_counts or () if size >= fewest)
+            message += f"; {left} of {self.spec.job.nodes} nodes are left, and "
             message += f"min_instances is {fewest}" if left < fewest else f"the batch can be shared only by {sizes}"
         return {"rank": None, "kind": "lost", "message": message}
 
@@ -397,18 +378,18 @@ class Coordinator:
         exited = [r for r in current if r.phase == "exited"]
         are_over = len(exited) + len(lost) == len(self.desired.nodes)
         is_now = any(r.stop == "now" for r in current)
-        if not are_over and not is_now and waited_s <= self.rules.grace_s and now_s <= self.rules.hard_deadline_s:
+        if not are_over and not is_now and waited_s <= self.spec.grace_s and now_s <= self.spec.max_duration_s:
             return self.desired
         if self._are_done(current):  # the stop request came after the success of all ranks
             return self._end("succeeded", None)
         if are_over:
             failures = root_cause_first([{"node": r.node, **f} for r in exited for f in r.failures])
             return self._end("stopped", self.desired.reason, failures[0] if failures else None)
-        leaves_time = self.rules.soft_deadline_s < self.rules.hard_deadline_s  # to save: not with `on_limit: stop`
-        if is_now or (self.desired.reason == self.rules.limit_reason and not leaves_time):
+        leaves_time = self.spec.deadline_s < self.spec.max_duration_s  # to save: not with `on_limit: stop`
+        if is_now or (self.desired.reason == self.spec.limit_reason and not leaves_time):
             return self._end("stopped", self.desired.reason)
         # The agents kill at `end`: a rank that has not saved by now has used its time.
-        failure = {"rank": None, "kind": "stop", "message": self.rules.run.ignored(waited_s)}
+        failure = {"rank": None, "kind": "stop", "message": self.spec.job.run.ignored(waited_s)}
         return self._end("stopped", self.desired.reason, failure)
 
     def _are_done(self, current: list[Report]) -> bool:

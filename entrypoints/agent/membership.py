@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..contract import AgentSpec
 from . import transport
-from .coordinate import Coordinator, Desired, Report, Rules
+from .coordinate import Coordinator, Desired, Report
 
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
 MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up
@@ -45,23 +45,7 @@ class Membership:
         self._spec = spec
         self._fresh_port = fresh_port
         self.zero_s = time.monotonic()  # start of the clock for the node's time in use
-        rules = Rules(
-            nodes=spec.job.nodes,
-            max_restarts=spec.job.max_restarts,
-            limit_reason=spec.limit_reason,
-            # The trainer saves before its deadline by itself; the signal at the soft deadline is for scripts.
-            soft_deadline_s=spec.deadline_s,
-            hard_deadline_s=spec.max_duration_s,
-            grace_s=spec.grace_s,
-            join_timeout_s=spec.join_timeout_s,
-            fewest=spec.job.min_nodes,
-            sizes=spec.job.node_counts,
-            grow_s=spec.grow_s,
-            run=spec.job.run,
-            spares=spec.spares,
-            swaps=spec.swaps,
-        )
-        self._coordinator = Coordinator(rules)
+        self._coordinator = Coordinator(spec)
         self._head = transport.LeaderEnd(server, spec.token, spec.silence_s) if server else None
         self._member: transport.FollowerEnd | None = None
         if server is None:

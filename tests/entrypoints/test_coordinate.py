@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report, Rules
-from cloudtrain.entrypoints.contract import ExitReport, RunSpec
+from cloudtrain.entrypoints.agent.coordinate import Coordinator, Desired, Report
+from cloudtrain.entrypoints.contract import AgentSpec, ExitReport, JobSpec, RunSpec
 
-RULES = Rules(
-    nodes=2,
-    max_restarts=1,
+SPEC = AgentSpec(
+    job=JobSpec(nodes=2, max_restarts=1),
     limit_reason="time_limit",
-    soft_deadline_s=900,
-    hard_deadline_s=1000,
+    deadline_s=900,
+    max_duration_s=1000,
     grace_s=30,
     join_timeout_s=60,
+    node=0,
+    **dict.fromkeys(("address", "root", "bundle", "sha256", "python", "workdir"), ""),
 )
 SIGNAL = {"rank": 1, "kind": "signal", "signal": "SIGKILL", "message": "killed by SIGKILL", "time_s": 2.0}
 RAISED = {"rank": 1, "kind": "exception", "type": "ValueError", "message": "boom", "time_s": 2.0}
@@ -24,12 +25,18 @@ HUNG = {"rank": 1, "kind": "hang", "message": "made no step for 900 s", "time_s"
 COLLATERAL = {"rank": 0, "kind": "exception", "message": "gloo: closed by peer", "time_s": 1.0, "peer_lost": True}
 
 
+def changed(spec: AgentSpec, **changes: Any) -> AgentSpec:
+    """Return the message with changed fields, of the message itself or of its job."""
+    of_job = {name: changes.pop(name) for name in list(changes) if name in JobSpec.__dataclass_fields__}
+    return replace(spec, job=replace(spec.job, **of_job), **changes)
+
+
 class Job:
     """A coordinator and its reports."""
 
-    def __init__(self, rules: Rules = RULES) -> None:
-        self.coordinator = Coordinator(rules)
-        self.reports = {node: Report(node) for node in range(rules.nodes + rules.spares)}
+    def __init__(self, spec: AgentSpec = SPEC) -> None:
+        self.coordinator = Coordinator(spec)
+        self.reports = {node: Report(node) for node in range(spec.job.nodes + spec.spares)}
         self.now_s = 0.0
 
     def say(self, node: int, **changes: Any) -> None:
@@ -99,7 +106,7 @@ def test_start_names_the_node_that_never_joined() -> None:
 @pytest.mark.parametrize("reason", ["time_limit", "budget"])
 def test_start_ends_at_a_deadline_before_the_join_timeout(reason: str) -> None:
     """Machines that wait for a node cost money, so the limit's reason ends the job."""
-    job = Job(replace(RULES, soft_deadline_s=45, limit_reason=reason))
+    job = Job(changed(SPEC, deadline_s=45, limit_reason=reason))
     del job.reports[1]
     assert job.decide(after_s=44).want == "wait"
     verdict = job.verdict(after_s=1)
@@ -179,7 +186,7 @@ def test_exception_of_the_users_code_is_not_restarted(job: Job) -> None:
 
 def test_same_echoes_twice_end_the_job() -> None:
     """Two starts that fail only with lost peers and no root cause end the job, as later starts would too."""
-    job = Job(replace(RULES, max_restarts=3))
+    job = Job(changed(SPEC, max_restarts=3))
     job.run()
     for _ in range(2):
         job.lose_all_peers()
@@ -190,7 +197,7 @@ def test_same_echoes_twice_end_the_job() -> None:
 @pytest.mark.parametrize("kind", ["exception", "hang"])
 def test_ranks_that_never_met_are_started_twice(kind: str) -> None:
     """Other ranks tell of the time-out in each start, half an hour after it; the second such end is final."""
-    job = Job(replace(RULES, max_restarts=3, soft_deadline_s=9000, hard_deadline_s=9000))
+    job = Job(changed(SPEC, max_restarts=3, deadline_s=9000, max_duration_s=9000))
     job.run()
     for teller in (0, 1):
         failure = {**COLLATERAL, "kind": kind, "message": f"timed out, rank {teller}", "unmet": True}
@@ -229,7 +236,7 @@ def test_same_fault_at_the_same_step_is_an_error_of_the_code(
     first: dict[str, Any], second: dict[str, Any], is_code: bool
 ) -> None:
     """The same sign at the same step ends the job after the second start; another step or sign earns a third."""
-    job = Job(replace(RULES, max_restarts=3))
+    job = Job(changed(SPEC, max_restarts=3))
     job.run()
     for change in (first, second):
         job.say(1, phase="exited", code=70, failures=({**SIGNAL, **change},))
@@ -318,7 +325,7 @@ def test_node_lost_while_all_are_killed_hides_no_cause(job: Job, mine: dict[str,
 
 def test_same_echoes_after_hours_of_work_are_restarted() -> None:
     """A network that fails twice with the same message a day apart has no permanent fault."""
-    job = Job(replace(RULES, max_restarts=3, soft_deadline_s=1e9, hard_deadline_s=1e9))
+    job = Job(changed(SPEC, max_restarts=3, deadline_s=1e9, max_duration_s=1e9))
     job.run()
     for _ in range(2):
         job.decide(after_s=7200)
@@ -356,7 +363,7 @@ def lose(job: Job, *gone: int) -> Desired:
 
 def shrinking(nodes: int, fewest: int, sizes: tuple[int, ...], max_restarts: int = 1) -> Job:
     """Return a running job that may continue with fewer nodes."""
-    job = Job(replace(RULES, nodes=nodes, fewest=fewest, sizes=sizes, max_restarts=max_restarts))
+    job = Job(changed(SPEC, nodes=nodes, min_nodes=fewest, node_counts=sizes, max_restarts=max_restarts))
     job.run()
     return job
 
@@ -403,7 +410,7 @@ def test_needed_node_is_taken_back_at_the_last_restart() -> None:
 def away(**changes: Any) -> Job:
     """Return a job that runs on nodes 0 and 2 of 3 for long enough; node 1 is back."""
     job = shrinking(3, 1, (1, 2, 3), max_restarts=3)
-    job.coordinator.rules = replace(job.coordinator.rules, **changes)
+    job.coordinator.spec = changed(job.coordinator.spec, **changes)
     lose(job, 1)
     job.run()
     job.say(1, phase="idle", generation=0, life=1)
@@ -411,7 +418,7 @@ def away(**changes: Any) -> Job:
     return job
 
 
-GROW_S = RULES.grow_s
+GROW_S = SPEC.grow_s
 
 
 def save(job: Job, name: str = "step-2") -> Desired:
@@ -447,10 +454,10 @@ def test_job_grows_at_a_save_when_a_node_is_back() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"sizes": (1, 2)},
+        {"node_counts": (1, 2)},
         {"max_restarts": 1},
         {"grow_s": 2 * GROW_S},
-        {"soft_deadline_s": GROW_S * 1.9},
+        {"deadline_s": GROW_S * 1.9},
     ],
     ids=["the batch cannot be shared", "no restart is left", "started lately", "near the end"],
 )
@@ -511,7 +518,7 @@ def test_stop_that_reaches_a_node_that_is_back_alone_stops_the_job() -> None:
 
 def test_job_grows_by_a_spare_that_was_not_free_at_the_loss() -> None:
     """The spare is called again later, takes its locks, and joins at a save; a spare without locks does not."""
-    job = Job(replace(RULES, fewest=1, sizes=(1, 2), max_restarts=3, spares=1, swaps=1))
+    job = Job(changed(SPEC, min_nodes=1, node_counts=(1, 2), max_restarts=3, spares=1, swaps=1))
     job.reports[2] = Report(2)
     job.run()
     lost = frozenset({1})
@@ -604,7 +611,7 @@ def test_exception_of_a_rank_is_not_retried_with_fewer_nodes() -> None:
 
 def test_end_without_time_to_save_is_no_fault() -> None:
     """`on_limit: stop` sets the deadline at the limit: all nodes stop at once, and no error is reported."""
-    job = Job(replace(RULES, limit_reason="budget", soft_deadline_s=1000))
+    job = Job(changed(SPEC, limit_reason="budget", deadline_s=1000))
     job.run()
     assert job.decide(after_s=995).want == "run"
     assert job.decide(after_s=5).want == "stop"
@@ -613,15 +620,15 @@ def test_end_without_time_to_save_is_no_fault() -> None:
     assert (ended.verdict.state, ended.verdict.reason, ended.verdict.error) == ("stopped", "budget", None)
 
 
-@pytest.mark.parametrize("soft_deadline_s", [900, 1000])
+@pytest.mark.parametrize("deadline_s", [900, 1000])
 @pytest.mark.parametrize("second", [{"done": True}, {"phase": "exited", "code": 0}])
-def test_deadline_after_all_ranks_succeeded_leaves_the_success(soft_deadline_s: int, second: dict[str, Any]) -> None:
+def test_deadline_after_all_ranks_succeeded_leaves_the_success(deadline_s: int, second: dict[str, Any]) -> None:
     """The agents still copy files at the deadline: the job ends at the limit, and counts as a success."""
-    job = Job(replace(RULES, limit_reason="budget", soft_deadline_s=soft_deadline_s))
+    job = Job(changed(SPEC, limit_reason="budget", deadline_s=deadline_s))
     job.run()
     job.say(0, done=True)
     job.say(1, **second)
-    assert job.decide(after_s=999.8).want == ("stop" if soft_deadline_s == 900 else "run")
+    assert job.decide(after_s=999.8).want == ("stop" if deadline_s == 900 else "run")
     job.decide(after_s=0.2)
     verdict = job.decide(after_s=0.2).verdict
     assert verdict == ExitReport("succeeded")
@@ -671,9 +678,9 @@ def test_all_nodes_resume_from_the_newest_checkpoint_of_any(job: Job) -> None:
 # -- spares -----------------------------------------------------------------------------------------------------------
 
 
-def spared(spares: int = 1, swaps: int = 1, **rules: Any) -> Job:
+def spared(spares: int = 1, swaps: int = 1, **changes: Any) -> Job:
     """Return a job of two running nodes with spares."""
-    job = Job(replace(RULES, spares=spares, swaps=swaps, **rules))
+    job = Job(changed(SPEC, spares=spares, swaps=swaps, **changes))
     job.run()
     return job
 
@@ -720,7 +727,7 @@ def test_job_without_a_free_spare_ends_or_shrinks_as_before() -> None:
     assert verdict is not None
     assert (verdict.state, verdict.reason) == ("failed", "node_failure")
     assert "no spare is free" in (verdict.error or {})["message"]
-    assert call(spared(fewest=1, sizes=(1, 2)), 1, s2=False).nodes == (0,)
+    assert call(spared(min_nodes=1, node_counts=(1, 2)), 1, s2=False).nodes == (0,)
     assert lose(spared(), 1, 2).want == "end", "the spare is lost too"
 
 
@@ -760,7 +767,7 @@ def test_spare_starts_a_new_attempt_with_all_its_restarts() -> None:
 
 def test_node_that_is_back_takes_no_place_of_a_spare_that_runs() -> None:
     """The spare is billed from its start on, and holds its locks until the end. No further spare is called."""
-    job = spared(spares=3, swaps=2, fewest=1, sizes=(1, 2), max_restarts=3)
+    job = spared(spares=3, swaps=2, min_nodes=1, node_counts=(1, 2), max_restarts=3)
     assert call(job, 1, s2=True, s3=False).nodes == (0, 2)
     job.run()
     job.say(1, phase="idle", generation=0, life=1)
@@ -774,8 +781,8 @@ def test_node_that_is_back_takes_no_place_of_a_spare_that_runs() -> None:
 
 def test_job_calls_no_spare_in_place_of_nodes_that_are_back() -> None:
     """A spare that is called holds its GPUs."""
-    rules = replace(RULES, nodes=3, fewest=1, sizes=(1, 2, 3), max_restarts=3, spares=3, swaps=2)
-    job = Job(rules)
+    spec = changed(SPEC, nodes=3, min_nodes=1, node_counts=(1, 2, 3), max_restarts=3, spares=3, swaps=2)
+    job = Job(spec)
     job.run()
     assert call(job, 1, 2, s3=True, s4=False, s5=False).nodes == (0, 3)
     job.run()
@@ -800,7 +807,7 @@ def test_leader_stays_the_first_node_when_a_node_of_a_lower_number_joins() -> No
 
 def test_spare_that_the_batch_leaves_out_permits_no_further_restart() -> None:
     """Two nodes and a spare cannot share the batch of four nodes: no attempt begins, so the limit counts."""
-    job = Job(replace(RULES, nodes=4, fewest=2, sizes=(2, 4), max_restarts=0, spares=1, swaps=1))
+    job = Job(changed(SPEC, nodes=4, min_nodes=2, node_counts=(2, 4), max_restarts=0, spares=1, swaps=1))
     job.run()
     assert call(job, 2, 3, s4=True).want == "end"
 

@@ -264,7 +264,8 @@ def test_new_leader_has_all_restarts_of_the_spares_attempt(start: Start) -> None
     """The spare's attempt has a restart of its own, which the loss of node 0 uses."""
     zero, one, two, three = nodes = start(3, 1, spares=1, swaps=1)
     for node in nodes:
-        node.line._coordinator.rules = replace(node.line._coordinator.rules, max_restarts=1)
+        spec = node.line._coordinator.spec
+        node.line._coordinator.spec = replace(spec, job=replace(spec.job, max_restarts=1))
     one.vanish()
     until([zero, two, three], lambda: zero.runs == two.runs == three.runs == (0, 2, 3))
     zero.vanish()
@@ -363,7 +364,7 @@ def test_node_does_not_wait_for_a_node_0_that_has_ended(monkeypatch: pytest.Monk
 def test_node_that_returns_is_billed_without_its_absence(start: Start) -> None:
     """A new agent of the node joins at a save; the node is in use until the loss, and from the return on."""
     zero, one, two = start(3, 2)
-    zero.line._coordinator.rules = replace(zero.line._coordinator.rules, grow_s=0.0)
+    zero.line._coordinator.spec = replace(zero.line._coordinator.spec, grow_s=0.0)
     two.vanish()
     until([zero, one], lambda: zero.runs == one.runs == (0, 1))
     used_s = zero.line.gone_s()["2"]
