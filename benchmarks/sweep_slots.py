@@ -44,6 +44,8 @@ def main() -> None:
         (folder / "spec.json").write_text(json.dumps({"run": run, "training": training, "sweep": sweep}))
         folders = {kind: str(folder / kind.lower()) for kind in ("CHECKPOINT", "OUTPUT", "RESULT")}
         environment = {f"CLOUDTRAIN_{kind}_DIR": path for kind, path in folders.items()}
+        node = {"HEAD": "127.0.0.1:29555", "ADDRESS": "127.0.0.1", "NODE_RANK": "0", "NUM_NODES": "1"}
+        environment |= {f"CLOUDTRAIN_{name}": value for name, value in node.items()}
         (folder / "result").mkdir()
         began_s = time.monotonic()
         subprocess.run(

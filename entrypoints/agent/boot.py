@@ -1,4 +1,4 @@
-"""The first process on every node, on every platform: identifies the node, runs torchrun, and reports the end.
+"""The process that a node's agent starts for the ranks: runs torchrun, and reports the end.
 
 Standard library only, so that a broken torch installation is still reported. Exit codes: 0 done, 75 saved and
 resumable, 64 bad config, 69 the nodes did not find each other, 70 the training failed, 143 stopped by a signal
@@ -21,7 +21,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,57 +91,43 @@ def main() -> int:
         python=sys.version.split()[0],
     )
     killed_before = processes.killed_for_memory()
-    with contextlib.ExitStack() as stack:
-        if "CLOUDTRAIN_RESULT_DIR" not in os.environ:  # there is no supervisor
-            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="cloudtrain-"))
-            os.environ["CLOUDTRAIN_RESULT_DIR"] = scratch
-        folder = Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
-        command = torchrun_command(spec, node, head, folder)
-        environment = {**torchrun_environment(node), "CLOUDTRAIN_STOP_SIGNAL": spec.run.stop_signal or ""}
-        environment["CLOUDTRAIN_TRACKED_AS"] = spec.run.tracked_as or ""
-        ended = _run_torchrun(command, environment, folder, spec)
-        stuck = processes.kill_descendants()
-        heartbeat.Supervisor(os.getppid()).wait()
-        if stuck:
-            print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
-        code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.is_own)
-        if code == EXIT_STOPPED and ended.asked_ago_s >= SHUTDOWN_TIMEOUT_S:
-            message = spec.run.ignored(SHUTDOWN_TIMEOUT_S)
-            failures = [{"rank": None, "kind": "stop", "message": message, "time_s": time.time()}]
-        if _needs_group(spec, node.count) and not any(folder.glob("met-*")):
-            failures = [{**failure, "unmet": True} for failure in failures]
-        if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
-            code, failures = EXIT_CONFIG, [alone]
-        return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
+    folder = Path(os.environ["CLOUDTRAIN_RESULT_DIR"])
+    environment = {**torchrun_environment(node), "CLOUDTRAIN_STOP_SIGNAL": spec.run.stop_signal or ""}
+    environment["CLOUDTRAIN_TRACKED_AS"] = spec.run.tracked_as or ""
+    ended = _run_torchrun(torchrun_command(spec, node, head, folder), environment, folder, spec)
+    stuck = processes.kill_descendants()
+    heartbeat.Supervisor(os.getppid()).wait()
+    if stuck:
+        print(f"boot: processes {stuck} could not be killed", file=sys.stderr)
+    code, failures = _outcome(folder, ended, spec.nproc_per_node, is_task=spec.run.is_own)
+    if code == EXIT_STOPPED and ended.asked_ago_s >= SHUTDOWN_TIMEOUT_S:
+        message = spec.run.ignored(SHUTDOWN_TIMEOUT_S)
+        failures = [{"rank": None, "kind": "stop", "message": message, "time_s": time.time()}]
+    if _needs_group(spec, node.count) and not any(folder.glob("met-*")):
+        failures = [{**failure, "unmet": True} for failure in failures]
+    if code == EXIT_DONE and (alone := _alone(folder, spec, node.count)):
+        code, failures = EXIT_CONFIG, [alone]
+    return _finish(code, _with_memory(failures, processes.killed_for_memory() - killed_before))
 
 
 def torchrun_command(spec: JobSpec, node: nodes.Node, head: str, scratch: Path) -> list[str]:
     """Return the command line of torchrun on this node; its own files go below `scratch`, not into the temp folder.
 
-    With cloudtrain's agent, which restarts the whole job and chooses the port: static rendezvous, ranks in node order.
-    Else c10d and torchrun's own restarts. `--` protects the script's flags: torchrun takes ambiguous prefixes of its
-    own options (`--log`, `--max`) even after the script's name.
+    Static rendezvous, ranks in node order, no restarts: the agents restart the whole job and choose the port. `--`
+    protects the script's flags: torchrun takes ambiguous prefixes of its own options (`--log`, `--max`) even after the
+    script's name.
     """
-    count, nproc = node.count, str(spec.nproc_per_node)
-    if node.platform == "agent":
-        meet = ["--rdzv-backend=static", f"--node-rank={node.rank}", f"--master-addr={head}"]
-        meet += [f"--master-port={node.port}", "--max-restarts=0", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}"]
-    elif count == 1:
-        meet = ["--standalone", f"--max-restarts={spec.max_restarts}"]
-    else:
-        conf = f"is_host={int(node.rank == 0)},join_timeout={JOIN_TIMEOUT_S},read_timeout=120"
-        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:{node.port}", f"--rdzv-conf={conf}"]
-        meet += [f"--rdzv-id={spec.job}-{spec.attempt}", f"--max-restarts={spec.max_restarts}"]
     run = spec.run
     # torchrun takes `$` in its arguments for macros (string.Template).
     args = [*run.args, *(run.resume_args if "CLOUDTRAIN_RESUME_PATH" in os.environ else ())]
     words = [] if run.is_own else [word.replace("$", "$$") for word in (run.target, *args)]
-    what = [run.kind, *words]
     return [
         *(sys.executable, "-u", "-m", "cloudtrain.entrypoints.agent.elastic"),
-        *(f"--nnodes={count}", f"--nproc-per-node={nproc}", *meet),
-        *(f"--local-addr={node.address}", f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}", f"--log-dir={scratch}/torchrun"),
-        *("-m", "cloudtrain.entrypoints.agent.worker", "--", *what),
+        *(f"--nnodes={node.count}", f"--nproc-per-node={spec.nproc_per_node}", f"--node-rank={node.rank}"),
+        *("--rdzv-backend=static", f"--master-addr={head}", f"--master-port={node.port}"),
+        *("--max-restarts=0", f"--rdzv-conf=timeout={JOIN_TIMEOUT_S}", f"--local-addr={node.address}"),
+        *(f"--shutdown-timeout={SHUTDOWN_TIMEOUT_S}", f"--log-dir={scratch}/torchrun"),
+        *("-m", "cloudtrain.entrypoints.agent.worker", "--", run.kind, *words),
     ]
 
 
@@ -413,10 +398,9 @@ def _finish(code: int, failures: list[dict[str, Any]]) -> int:
         kind = f"{first['type']}: " if first.get("type") else ""
         about = {"rank": first.get("rank"), "type": first.get("type"), "message": first["message"], "code": code}
         events.emit("error", f"{who}{kind}{first['message']}", **about)
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    if folder:
-        with contextlib.suppress(OSError):  # the exit code has the main fact
-            atomic_json.write_json(Path(folder) / "result.json", {"code": code, "failures": failures})
+    with contextlib.suppress(OSError):  # the exit code has the main fact
+        place = Path(os.environ["CLOUDTRAIN_RESULT_DIR"], "result.json")
+        atomic_json.write_json(place, {"code": code, "failures": failures})
     return code
 
 

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
     signal.signal(signal.SIGRTMIN, stop_ranks)
     options = run.parse_args(argv)  # type: ignore[no-untyped-call]
-    if options.rdzv_backend == "static" and int(options.node_rank):
+    if int(options.node_rank):
         _await_store(options.master_addr, options.master_port)
     try:
         run.run(options)  # type: ignore[no-untyped-call]
@@ -131,9 +131,7 @@ def _failure(rank: int, failure: Any) -> dict[str, Any]:
 
 
 def _write(failures: list[dict[str, Any]]) -> None:
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    if folder:
-        atomic_json.write_json(Path(folder) / "torchrun.json", failures)
+    atomic_json.write_json(Path(os.environ["CLOUDTRAIN_RESULT_DIR"], "torchrun.json"), failures)
 
 
 if __name__ == "__main__":

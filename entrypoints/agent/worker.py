@@ -75,10 +75,9 @@ def main(argv: list[str]) -> int:
     if logs := os.environ.get("CLOUDTRAIN_LOG_DIR"):  # a supervisor reads a file per rank
         processes.write_into(Path(logs) / f"rank-{os.environ.get('RANK', '0')}.log")
     heartbeat.enable()
-    folder, number = os.environ.get("CLOUDTRAIN_RESULT_DIR"), int(os.environ.get("RANK", "0"))
-    ending = _RankProcess(os.getpid(), Path(folder) / f"left-{number}" if folder else None)
-    if ending.file is not None:
-        ending.file.unlink(missing_ok=True)  # a predecessor's file, if torchrun restarts ranks in place
+    folder, number = Path(os.environ["CLOUDTRAIN_RESULT_DIR"]), int(os.environ.get("RANK", "0"))
+    ending = _RankProcess(os.getpid(), folder / f"left-{number}")
+    ending.file.unlink(missing_ok=True)  # a predecessor's file
     atexit.register(_note_end, ending)  # registered first, so that `_note_end` runs after the script's handlers
     kind, *rest = argv
     try:
@@ -88,11 +87,11 @@ def main(argv: list[str]) -> int:
         _run_user_code(kind, rest)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):  # `sys.exit("no data")`: the message is the cause
-            return _record(leaving, number)
+            return _record(leaving, number, folder)
         ending.code = leaving.code or 0
         raise
     except BaseException as error:
-        code = _record(error, number)
+        code = _record(error, number, folder)
         if kind in ("task", "sweep"):
             _leave(code)
         return code
@@ -105,7 +104,7 @@ class _RankProcess:
     """The rank's pid, the file that records its end, and its exit code after all work is done."""
 
     pid: int
-    file: Path | None
+    file: Path
     code: int | None = None
 
 
@@ -176,7 +175,7 @@ def _take_path(environ: MutableMapping[str, str]) -> None:
 
 def _note_end(ending: _RankProcess) -> None:
     """Write for boot that all user code is done, threads and exit handlers too."""
-    if ending.file and ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
+    if ending.code in (0, EXIT_SAVED) and os.getpid() == ending.pid:  # not in a fork by the script
         with contextlib.suppress(OSError):
             ending.file.write_text(str(ending.code))
 
@@ -215,33 +214,29 @@ def _run_user_code(kind: str, command: list[str]) -> None:
     exec(compile(source, target, "exec", dont_inherit=True), scope)
 
 
-def _record(error: BaseException, number: int) -> int:
+def _record(error: BaseException, number: int, folder: Path) -> int:
     """Record the exception for boot; print the traceback without cloudtrain's frames; return the exit code."""
     lines = traceback.format_exception(type(error), error, _user_frames(error.__traceback__))
     is_config = "TaskError" in (kind.__name__ for kind in type(error).__mro__)
-    folder = os.environ.get("CLOUDTRAIN_RESULT_DIR")
-    if folder:
-        detour = meeting.detour() if type(error).__name__ in _PEER_TYPES and meeting.is_unmet() else None
-        failure = {
-            "rank": number,
-            "kind": "config" if is_config else "exception",
-            "type": type(error).__name__,
-            "message": f"{str(error)[:4000]}{_full_disk(error)}{f'; {detour}' if detour else ''}",
-            "traceback": _traceback(error),
-            "lines": last_lines(number),
-            "peer_lost": detour is None and _is_echo(error),
-            "time_s": time.time(),
-        }
+    detour = meeting.detour() if type(error).__name__ in _PEER_TYPES and meeting.is_unmet() else None
+    failure = {
+        "rank": number,
+        "kind": "config" if is_config else "exception",
+        "type": type(error).__name__,
+        "message": f"{str(error)[:4000]}{_full_disk(error)}{f'; {detour}' if detour else ''}",
+        "traceback": _traceback(error),
+        "lines": last_lines(number),
+        "peer_lost": detour is None and _is_echo(error),
+        "time_s": time.time(),
+    }
+    with contextlib.suppress(OSError):
+        atomic_json.write_json(folder / f"rank-{number}.json", failure)
+    _flush()  # after the cause is on disk: a stream of the script may fail or block
+    if (printed := last_lines(number)) != failure["lines"]:
         with contextlib.suppress(OSError):
-            atomic_json.write_json(Path(folder) / f"rank-{number}.json", failure)
-        _flush()  # after the cause is on disk: a stream of the script may fail or block
-        if (printed := last_lines(number)) != failure["lines"]:
-            with contextlib.suppress(OSError):
-                atomic_json.write_json(Path(folder) / f"rank-{number}.json", {**failure, "lines": printed})
-        if failure["peer_lost"]:  # for example a collective's timeout: show which rank is stuck, and where
-            heartbeat.print_stacks(Path(folder), heartbeat.STALE_S)
-    else:
-        _flush()
+            atomic_json.write_json(folder / f"rank-{number}.json", {**failure, "lines": printed})
+    if failure["peer_lost"]:  # for example a collective's timeout: show which rank is stuck, and where
+        heartbeat.print_stacks(folder, heartbeat.STALE_S)
     if is_config or isinstance(error, CheckpointError):  # an error in the user's files: cloudtrain's frames do not help
         lines = _without_ours(error)
     elif (hook := _own_hook()) is not None and not isinstance(error, SystemExit):

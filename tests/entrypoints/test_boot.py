@@ -20,6 +20,7 @@ from cloudtrain.entrypoints.agent import boot, elastic
 from cloudtrain.entrypoints.agent.node import Node, identify, interface_of, resolve
 from cloudtrain.entrypoints.contract import JobSpec
 from cloudtrain.entrypoints.rank import heartbeat
+from doubles import one_node
 from doubles.waiting import until
 
 SPEC: dict[str, Any] = {
@@ -33,9 +34,9 @@ AGENT = {"CLOUDTRAIN_HEAD": "10.0.0.1:20123", "CLOUDTRAIN_ADDRESS": "10.0.0.2"}
 SIGTERM = {"rank": 0, "kind": "signal", "signal": "SIGTERM", "exit_code": -15, "message": "killed by SIGTERM"}
 
 
-def node(platform: str = "agent", rank: int = 1, count: int = 2) -> Node:
+def node() -> Node:
     """Return a node for a command line."""
-    return Node(platform, rank, count, "10.0.0.1", 20123, "10.0.0.2", "test")
+    return Node("agent", 1, 2, "10.0.0.1", 20123, "10.0.0.2", "test")
 
 
 def test_identify_uses_the_agents_variables() -> None:
@@ -79,14 +80,6 @@ def test_code_of_a_shell_is_told_in_words(code: int, words: str) -> None:
     """A script that passes on the code of its own child ends with 128 and the number of the child's signal."""
     failure = elastic._failure(0, SimpleNamespace(exitcode=code, timestamp=1.0))
     assert (failure["kind"], failure["message"]) == ("exit", f"exited with code {words}")
-
-
-def test_command_on_a_platform_is_elastic() -> None:
-    """Without agents torchrun restarts the ranks itself, and knows the node that hosts the rendezvous."""
-    command = boot.torchrun_command(JobSpec.load(SPEC), node("vertex", rank=0), "10.0.0.1", Path("/x"))
-    assert "--rdzv-backend=c10d" in command
-    assert "--max-restarts=3" in command
-    assert any("is_host=1" in word for word in command)
 
 
 def test_command_keeps_dollars() -> None:
@@ -373,7 +366,8 @@ def test_rank_that_never_leaves_does_not_hold_the_machine(tmp_path: Path, home: 
     run = {"kind": "script", "target": "train.py", "args": []}
     atomic_json.write_json(tmp_path / "spec.json", {**SPEC, "nproc_per_node": 1, "run": run})
     code = "from cloudtrain.entrypoints.agent import boot; boot.EXIT_DEADLINE_S = 1.0; raise SystemExit(boot.main())"
-    env = {**os.environ, "CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
+    own = {"CLOUDTRAIN_SPEC": str(tmp_path / "spec.json"), "CLOUDTRAIN_RESULT_DIR": str(tmp_path)}
+    env = {**os.environ, **one_node.variables(), **own}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=tmp_path, capture_output=True, timeout=90)
     assert (done.returncode, atomic_json.read_json(tmp_path / "result.json")["code"]) == (0, 0), done.stderr
 

@@ -22,7 +22,7 @@ from cloudtrain.entrypoints.sweep.journal import NAME, Journal
 from cloudtrain.entrypoints.sweep.packed import PARTNER_S, _Driver, _Gang
 from cloudtrain.entrypoints.sweep.search import Search, Segment, values_of
 from cloudtrain.entrypoints.sweep.segments import SegmentEnd, place_of, trial_spec
-from doubles import warmpython
+from doubles import one_node, warmpython
 from doubles.waiting import until
 
 TASK = """
@@ -95,6 +95,7 @@ class Sweep:
         (self.folder / "spec.json").write_text(json.dumps(self.spec().dump()))
         environment = {
             **os.environ,
+            **one_node.variables(),
             "OMP_NUM_THREADS": "1",
             "SWEEP_TEST": str(self.folder),
             "CLOUDTRAIN_SPEC": str(self.folder / "spec.json"),

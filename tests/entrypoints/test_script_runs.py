@@ -17,6 +17,7 @@ import pytest
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import boot
 from cloudtrain.entrypoints.scripts import meeting
+from doubles import one_node
 from doubles.waiting import until
 
 pytestmark = pytest.mark.slow
@@ -93,7 +94,7 @@ class Job:
         (self.place / "spec.json").write_text(json.dumps(spec))
         names = {"SPEC": self.place / "spec.json", "RESULT_DIR": self.place, "LOG_DIR": self.place / "log"}
         names |= {"CHECKPOINT_DIR": self.checkpoints, "WARN_S": "0"}
-        env = os.environ | {f"CLOUDTRAIN_{name}": str(value) for name, value in names.items()}
+        env = os.environ | one_node.variables() | {f"CLOUDTRAIN_{name}": str(value) for name, value in names.items()}
         command = [sys.executable, "-m", "cloudtrain.entrypoints.agent.boot"]
         self.process = subprocess.Popen(command, cwd=self.folder, env=env, stdout=subprocess.DEVNULL)
         return self
