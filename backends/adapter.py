@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cloudtrain.launcher.backend import Backend, Cleans, Lists, Machines, Ready, Seekable
+from cloudtrain.launcher.backend import Backend, Cleans, HasCheckpoints, Lists, Machines, Ready, Seekable
 
 if TYPE_CHECKING:
     from cloudtrain.launcher.backend import Capacity, Check, Chosen, Cursor, JobRef, LogPage, Request
@@ -86,6 +86,9 @@ class HostsAdapter(Adapter):
     jobs = handed(Lists.jobs, "jobs_send")
     logs = handed(Backend.logs, "jobs")
     logs_from = handed(Seekable.logs_from, "jobs")
+    artifacts = handed(Backend.artifacts, "jobs")
+    checkpoints = handed(HasCheckpoints.checkpoints, "jobs")
+    saved = handed(HasCheckpoints.saved, "jobs")
     shell = handed(Machines.shell, "jobs")
     hosts = handed(Machines.hosts, "doctor")
     held = handed(Machines.held, "doctor")

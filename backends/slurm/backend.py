@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, Pace, SavedFiles, Supersedes, Terms
+from cloudtrain.launcher.backend import Capacity, Pace, Supersedes, Terms
 
 from ..adapter import HostsAdapter, handed
 from .records import SlurmRef
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from cloudtrain.launcher.backend import JobRef, Request
     from cloudtrain.launcher.config.schema import JobConfig
 
@@ -53,30 +50,5 @@ class SlurmBackend(HostsAdapter):
         """Return the polling intervals: a poll reads files on the login node, and rarely asks Slurm."""
         return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S)
 
-    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy the job's output folder below `folder`; return the files there. Raises UnreachableError."""
-        return self._brought(ref, SlurmRef.load(ref).output, folder)
-
-    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
-        """Copy the job's checkpoint folder below `folder`; return the files. Raises UnreachableError."""
-        place = f"{SlurmRef.load(ref).checkpoints}/{inner}".rstrip("/")
-        return self._brought(ref, place, folder)
-
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return SlurmRef.load(ref).checkpoints
-
-    def saved(self, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
-        """Return the files in the job's checkpoint folder. Raises UnreachableError."""
-        from .channel import Login
-
-        ref = SlurmRef.load(refs[-1])
-        asked = {"folder": ref.checkpoints, "or_damaged": True}
-        newest = Login.at(self.connections, ref.login).call("copying.newest", asked)
-        return SavedFiles(bool(newest), newest.get("step"))
-
-    def _brought(self, ref: JobRef, place: str, folder: Path) -> list[Path]:
-        from ..channel.copies import brought
-        from .channel import Login
-
-        login = Login.at(self.connections, SlurmRef.load(ref).login)
-        return brought(self.connections, [(login.host, place)], folder)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.contract import NodeStatus
-from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LeftFiles, LogPage, agent_pages, agent_state
+from cloudtrain.launcher.backend import Chosen, Cursor, JobRef, LeftFiles, LogPage, SavedFiles, agent_pages, agent_state
 from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
@@ -26,6 +27,9 @@ from .channel import Login
 from .jobs_submission import UNCERTAIN
 from .records import SlurmRef
 from .status import SlurmJob
+
+if TYPE_CHECKING:
+    from cloudtrain.launcher.config.schema import JobConfig
 
 ASK_S = 15.0
 FIRST_S = 3.0  # from the send: then Slurm has looked at the job, and gives a reason for the wait
@@ -80,10 +84,28 @@ def left(fleet: Fleet, refs: Mapping[str, Sequence[JobRef]], *, remove: bool) ->
     """Return the jobs' folders on the shared disk; with `remove`, remove the folders."""
     folders: dict[Host, dict[str, str]] = {}
     for job, ref in ((job, SlurmRef.load(each)) for job, those in refs.items() for each in those):
-        folders.setdefault(Login.at(fleet, ref.login).host, {}).update(
-            copies.own_folders(job, ref.folder, ref.checkpoints, ref.mirror, *ref.outputs.values())
-        )
+        places = (ref.folder, ref.checkpoints, ref.mirror, *ref.outputs.values())
+        folders.setdefault(Login.at(fleet, ref.login).host, {}).update(copies.own_folders(job, *places))
     return copies.left(fleet, folders, remove=remove)
+
+
+def artifacts(fleet: Fleet, ref: JobRef, folder: Path) -> list[Path]:
+    """Copy the job's output folder below `folder`; return the files there. Raises UnreachableError."""
+    login, handle = _at(fleet, ref)
+    return copies.brought(fleet, [(login.host, handle.output)], folder)
+
+
+def checkpoints(fleet: Fleet, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
+    """Copy the job's checkpoint folder below `folder`; return the files. Raises UnreachableError."""
+    login, handle = _at(fleet, ref)
+    return copies.brought(fleet, [(login.host, f"{handle.checkpoints}/{inner}".rstrip("/"))], folder)
+
+
+def saved(fleet: Fleet, refs: Sequence[JobRef], config: JobConfig) -> SavedFiles:
+    """Return the files in the job's checkpoint folder. Raises UnreachableError."""
+    login, handle = _at(fleet, refs[-1])
+    newest = login.call("copying.newest", {"folder": handle.checkpoints, "or_damaged": True})
+    return SavedFiles(bool(newest), newest.get("step"))
 
 
 def logs(

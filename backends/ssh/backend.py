@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cloudtrain.launcher.backend import Capacity, HasCheckpoints, Pace, ReceivesModels, Terms
+from cloudtrain.launcher.backend import Capacity, Pace, ReceivesModels, Terms
 
 from ..adapter import HostsAdapter, handed
 from .records import SshRef
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from cloudtrain.launcher.backend import JobRef
     from cloudtrain.launcher.config.schema import JobConfig
 
@@ -30,7 +28,6 @@ class SshBackend(HostsAdapter):
     """The backend of the name `ssh`."""
 
     FOLDER = __package__
-    saved = handed(HasCheckpoints.saved, "jobs")
     push_model = handed(ReceivesModels.push_model, "models", "push")
     restore_model = handed(ReceivesModels.restore_model, "models", "restore")
 
@@ -46,19 +43,6 @@ class SshBackend(HostsAdapter):
     def pace(self, ref: JobRef) -> Pace:
         """Return the polling intervals: a poll is one message each way on an open connection."""
         return Pace(lines_s=LINES_S, state_s=STATE_S, late_s=LATE_S, hold_back_s=HOLD_BACK_S)
-
-    def artifacts(self, ref: JobRef, folder: Path) -> list[Path]:
-        """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
-        from ..channel import copies
-
-        return copies.brought(self.connections, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
-
-    def checkpoints(self, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
-        """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
-        from ..channel import copies
-
-        places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
-        return copies.brought(self.connections, places, folder)
 
     def checkpoint_place(self, ref: JobRef) -> str | None:
         return SshRef.load(ref).nodes[0].checkpoints

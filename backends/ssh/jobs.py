@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloudtrain.entrypoints.agent import node_logs
@@ -39,6 +40,17 @@ def state(fleet: Fleet, ref: JobRef) -> State:
     if found is None:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
     return found
+
+
+def artifacts(fleet: Fleet, ref: JobRef, folder: Path) -> list[Path]:
+    """Copy the nodes' output folders below `folder`; return the files there. Raises UnreachableError."""
+    return copies.brought(fleet, [(node.host, node.output) for node in SshRef.load(ref).nodes], folder)
+
+
+def checkpoints(fleet: Fleet, ref: JobRef, folder: Path, inner: str = "") -> list[Path]:
+    """Copy the nodes' checkpoint folders below `folder`; return the files. Raises UnreachableError."""
+    places = [(node.host, f"{node.checkpoints}/{inner}".rstrip("/")) for node in SshRef.load(ref).nodes]
+    return copies.brought(fleet, places, folder)
 
 
 def logs(
