@@ -16,6 +16,7 @@ from ..channel.archives import Receiver
 from ..channel.calls import Call, Fleet, HostAnswer
 from ..channel.hosts import Host
 from . import preflight
+from .preflight.gpucheck import units_of
 from .preflight.hostcheck import HostRequirements
 from .preflight.reachcheck import dialled
 
@@ -163,13 +164,9 @@ def _free(facts: Mapping[str, Any], count: int, *, is_queued: bool) -> tuple[tup
     locked = {holder["name"] for holder in facts["holders"] or ()}
     held = {p["gpu"] for p in facts["gpu_processes"] or ()}
     held = held - locked if is_queued else held | locked
-    sound = [gpu for gpu in (facts["gpus"] or {}).get("gpus", ()) if not gpu["fault"]]
-    units = {
-        unit: f"GPU {gpu['index']} ({gpu['name']})"
-        for gpu in sound
-        for unit in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])
-    }
-    held |= {unit for gpu in sound if gpu["uuid"] in held for unit in gpu["slices"]}
+    found = units_of(facts)
+    units = {uuid: f"GPU {gpu['index']} ({gpu['name']})" for uuid, gpu in found}
+    held |= {uuid for uuid, gpu in found if gpu["uuid"] in held}
     best = sorted(units, key=lambda unit: unit in held)  # stable: the lowest index first
     best = best[: max(count, sum(unit not in held for unit in units)) if is_queued else count]
     return tuple(best), {unit: units[unit] for unit in best}

@@ -154,9 +154,8 @@ class Ranks:
     def _in_container(self) -> dockerrun.Start:
         """Return this generation's start in the container."""
         spec = self.spec
-        mounts = tuple(dockerrun.Mount(path, is_read_only) for path, is_read_only in spec.mounts)
         who = (spec.job.job, spec.job.attempt, spec.node, self.generation)
-        return dockerrun.Start(*who, str(self._root), mounts, spec.gpus)
+        return dockerrun.Start(*who, str(self._root), spec.mounts, spec.gpus)
 
 
 def failure(message: str, kind: str = "config") -> dict[str, Any]:

@@ -87,23 +87,18 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Mount:
-    """A folder or file of the host, at the same path inside."""
-
-    path: str
-    is_read_only: bool = False
-
-
-@dataclass(frozen=True)
 class Start:
-    """One start of a node's boot. `folder` is the node's folder, and boot's working folder; `gpus` are UUIDs."""
+    """One start of a node's boot. `folder` is the node's folder, and boot's working folder; `gpus` are UUIDs.
+
+    `mounts`: paths of the host, the same inside, and whether the mount is read-only.
+    """
 
     job: str
     attempt: int
     node: int
     generation: int
     folder: str
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[tuple[str, bool], ...] = ()
     gpus: tuple[str, ...] = ()
 
     @property
@@ -129,9 +124,9 @@ def container_argv(
     argv += ["--log-driver=none", "--security-opt=label=disable", "--pull=never", f"--workdir={start.folder}"]
     argv += [f"--label={key}={value}" for key, value in start.labels.items()]
     argv += [*_user(container), *_limits(container), *_gpus(container, start.gpus)]
-    for mount in _outermost([*start.mounts, Mount(container.home), Mount(start.folder)]):
-        fields = ["type=bind", f"source={mount.path}", f"target={mount.path}"]
-        argv += ["--mount", _as_csv([*fields, "readonly"] if mount.is_read_only else fields)]
+    for path, is_read_only in _outermost([*start.mounts, (container.home, False), (start.folder, False)]).items():
+        fields = ["type=bind", f"source={path}", f"target={path}"]
+        argv += ["--mount", _as_csv([*fields, "readonly"] if is_read_only else fields)]
     argv += [f"--env={key}={value}" for key, value in sorted(values.items())]
     argv += [f"--env={key}" for key in sorted(names)]
     return [*argv, f"--entrypoint={container.python}", container.image, *program]
@@ -290,17 +285,17 @@ def _gpus(container: Container, gpus: Sequence[str]) -> list[str]:
     return ["--gpus", f'"device={",".join(gpus)}"']  # quoted again: docker reads the value as one line of CSV
 
 
-def _outermost(mounts: Sequence[Mount]) -> list[Mount]:
+def _outermost(mounts: Sequence[tuple[str, bool]]) -> dict[str, bool]:
     """Return each path once, parents first, without paths that a parent's mount shows in the same mode."""
     modes: dict[str, bool] = {}
-    for mount in mounts:
-        path = os.path.normpath(mount.path)
-        modes[path] = mount.is_read_only and modes.get(path, True)
-    kept: list[Mount] = []
+    for given, is_read_only in mounts:
+        path = os.path.normpath(given)
+        modes[path] = is_read_only and modes.get(path, True)
+    kept: dict[str, bool] = {}
     for path, is_read_only in sorted(modes.items()):
-        above = [mount for mount in kept if path.startswith(mount.path.rstrip("/") + "/")]
-        if not above or above[-1].is_read_only != is_read_only:
-            kept.append(Mount(path, is_read_only))
+        above = [mode for parent, mode in kept.items() if path.startswith(parent.rstrip("/") + "/")]
+        if not above or above[-1] != is_read_only:
+            kept[path] = is_read_only
     return kept
 
 

@@ -21,7 +21,7 @@ import pytest
 from cloudtrain.entrypoints import atomic_json, processes
 from cloudtrain.entrypoints.agent import starting
 from cloudtrain.entrypoints.environments import container_init, dockerrun, images
-from cloudtrain.entrypoints.environments.dockerrun import Container, Mount, Start
+from cloudtrain.entrypoints.environments.dockerrun import Container, Start
 from cloudtrain.entrypoints.errors import Refused
 from cloudtrain.entrypoints.host import verbs
 from cloudtrain.entrypoints.host.verbs import prepare
@@ -77,7 +77,7 @@ def test_image_without_digest_is_a_fault_with_a_remedy(image: str | None, words:
 
 def test_argv_of_docker() -> None:
     """The whole command line is correct: name, mounts, GPUs, user and program."""
-    start = replace(START, mounts=(Mount("/data", True), Mount("/w/jobs/digits-abcde/output")), gpus=("GPU-1", "GPU-2"))
+    start = replace(START, mounts=(("/data", True), ("/w/jobs/digits-abcde/output", False)), gpus=("GPU-1", "GPU-2"))
     argv = argv_of(DOCKER, start, ["TOKEN", "A"], HOME="/w/home")
     begin = ["/usr/bin/docker", "run", "--rm", "--interactive", "--name=ct-digits-abcde-1-0-2", "--network=host"]
     assert argv[:6] == begin
@@ -116,7 +116,7 @@ def test_argv_differs_by_client_and_user(container: Container, has: set[str], ha
 
 def test_argv_shows_each_folder_once() -> None:
     """A folder inside a mounted parent is not mounted again, unless the folder must be writable."""
-    inside = (Mount("/w", True), Mount("/w/"), Mount("/data", True), Mount("/data/a", True), Mount("/data/out,1"))
+    inside = (("/w", True), ("/w/", False), ("/data", True), ("/data/a", True), ("/data/out,1", False))
     argv = argv_of(DOCKER, replace(START, mounts=inside))
     assert [argv[i + 1] for i, word in enumerate(argv) if word == "--mount"] == [
         "type=bind,source=/data,target=/data,readonly",
@@ -401,7 +401,7 @@ def test_container_runs_as_its_user_with_secrets_unseen(container: Container, no
     """Files belong to the user, values arrive whole, inputs are read-only, and `ps` shows no secret."""
     data = tmp_path / "data"
     data.mkdir()
-    node = replace(node, mounts=(Mount(str(data), True),))
+    node = replace(node, mounts=((str(data), True),))
     program = f"""
 import os, pathlib, sys
 print("here")

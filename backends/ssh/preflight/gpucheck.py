@@ -6,8 +6,7 @@ import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from cloudtrain.entrypoints.agent.gpulocks import whole_span
 from cloudtrain.launcher.backend import Check
@@ -34,8 +33,7 @@ _COMMANDS = {
 }
 
 
-@dataclass(frozen=True)
-class _Unit:
+class GpuUnit(NamedTuple):
     """The GPU, or the slice of a GPU, that one rank takes."""
 
     uuid: str
@@ -45,7 +43,7 @@ class _Unit:
 def checks(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the findings about the GPUs of the hosts that answered; `of` counts all hosts."""
     yield from _faults(facts, needs)
-    units = {host: _units(fact) for host, fact in facts.items()}
+    units = {host: units_of(fact) for host, fact in facts.items()}
     has_some = {host: found for host, found in units.items() if found}
     if not needs.gpus:
         yield from _unplanned(has_some, needs)
@@ -74,11 +72,11 @@ def checks(facts: Facts, needs: HostRequirements, of: int) -> Iterator[Check]:
     yield from _free(facts, {host: found for host, found in units.items() if host not in few}, needs, of)
 
 
-def _units(fact: Mapping[str, Any]) -> list[_Unit]:
+def units_of(fact: Mapping[str, Any]) -> list[GpuUnit]:
     """Return the GPUs and slices that a job can take on the host, without GPUs that report an error."""
     gpus = (fact.get("gpus") or {}).get("gpus") or ()
     whole = [gpu for gpu in gpus if not gpu.get("fault")]
-    return [_Unit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
+    return [GpuUnit(uuid, gpu) for gpu in whole for uuid in (gpu["slices"] if gpu["mig"] else [gpu["uuid"]])]
 
 
 def _faults(facts: Facts, needs: HostRequirements) -> Iterator[Check]:
@@ -91,13 +89,13 @@ def _faults(facts: Facts, needs: HostRequirements) -> Iterator[Check]:
         yield Check("GPUs", verdict, fold({host: str(faults[host]["text"]) for host in hosts}, 0), cure)
     for host, fact in facts.items():
         if gpus := [gpu for gpu in (fact.get("gpus") or {}).get("gpus") or () if gpu.get("fault")]:
-            enough = len(_units(fact)) >= needs.gpus
+            enough = len(units_of(fact)) >= needs.gpus
             words = "; ".join(f"GPU {gpu['index']}: {gpu['fault']}" for gpu in gpus)
             resets = " && ".join(f"sudo nvidia-smi --gpu-reset -i {gpu['index']}" for gpu in gpus)
             yield Check("GPUs", "warn" if enough else "fail", f"{words}: {host}", remote([host], resets))
 
 
-def _unplanned(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
+def _unplanned(units: Mapping[str, list[GpuUnit]], needs: HostRequirements) -> Iterator[Check]:
     """Yield the setting for GPUs that the job would leave idle: idle GPUs cost as much."""
     if units:
         least = min(len(found) for found in units.values())
@@ -109,7 +107,7 @@ def _unplanned(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Ite
         yield Check("GPUs", verdict, f"the job is planned without them: {fold(words, 0)}", cure)
 
 
-def _wanted_model(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
+def _wanted_model(units: Mapping[str, list[GpuUnit]], needs: HostRequirements) -> Iterator[Check]:
     wanted = (needs.gpu_model or "").lower().replace("_", "-").removeprefix("nvidia-").removeprefix("tesla-")
     others = {
         host: str(found[0].gpu["name"])
@@ -121,7 +119,7 @@ def _wanted_model(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> 
         yield Check("GPUs", "warn", f"the config says {needs.gpu_model}: {fold(others, 0)}", cure)
 
 
-def _slices(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterator[Check]:
+def _slices(units: Mapping[str, list[GpuUnit]], needs: HostRequirements) -> Iterator[Check]:
     """Yield a warning: NCCL cannot join two slices of one GPU."""
     cut = [host for host, found in units.items() if any(unit.gpu["mig"] for unit in found)]
     if cut and needs.ranks > 1:
@@ -129,7 +127,7 @@ def _slices(units: Mapping[str, list[_Unit]], needs: HostRequirements) -> Iterat
         yield Check("GPUs", "warn", f"cut into MIG slices, which NCCL cannot join: {ranges(cut)}", cure)
 
 
-def _free(facts: Facts, units: Mapping[str, list[_Unit]], needs: HostRequirements, of: int) -> Iterator[Check]:
+def _free(facts: Facts, units: Mapping[str, list[GpuUnit]], needs: HostRequirements, of: int) -> Iterator[Check]:
     """Yield the users of GPUs: a lock always blocks, a stranger's process blocks unless `allow_busy` is set."""
     enough: dict[str, str] = {}
     for host, there in units.items():
@@ -166,7 +164,7 @@ def _machines(facts: Facts, of: int) -> Iterator[Check]:
         yield Check(FREE, "ok", fold(dict.fromkeys(facts, "no job holds the machine"), of))
 
 
-def _locked(there: list[_Unit], locks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+def _locked(there: list[GpuUnit], locks: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     by_holder: dict[str, set[str]] = {}
     for unit in there:
         if unit.uuid in locks:
@@ -175,7 +173,7 @@ def _locked(there: list[_Unit], locks: Mapping[str, Mapping[str, Any]]) -> Itera
         yield f"GPU {ranges(indexes)}: {words}"
 
 
-def _used(there: list[_Unit], strangers: list[Mapping[str, Any]]) -> Iterator[str]:
+def _used(there: list[GpuUnit], strangers: list[Mapping[str, Any]]) -> Iterator[str]:
     indexes = {name: int(unit.gpu["index"]) for unit in there for name in (unit.uuid, unit.gpu["uuid"])}
     for process in strangers:
         who = f" of {process['owner']}" if process.get("owner") else ", which cannot be seen from there"
@@ -221,7 +219,7 @@ def _alike(name: str, values: Mapping[str, str], of: int, cure: str) -> Iterator
         yield Check(name, "ok" if same else "warn", fold(values, of), "" if same else cure)
 
 
-def _model(units: Mapping[str, list[_Unit]]) -> str:
+def _model(units: Mapping[str, list[GpuUnit]]) -> str:
     """Return the GPU's name in the config's form: `NVIDIA A100-SXM4-80GB` is A100, `GeForce RTX 4090` RTX-4090."""
     name = next((str(found[0].gpu["name"]) for found in units.values()), "A100")
     words = re.sub(r"\b(NVIDIA|Tesla|GeForce|Quadro)\b", "", name).split()
