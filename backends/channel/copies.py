@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from cloudtrain.entrypoints.agent.node_logs import Chunk
@@ -83,13 +83,20 @@ def own_folders(job: str, *paths: str) -> dict[str, str]:
     return {found[0]: job for path in paths if (found := own.match(path))}
 
 
-def chunks(answer: HostAnswer) -> list[Chunk]:
-    """Return the pieces of a node's log files from the answer to the verb `read`."""
-    found, begin = [], 0
-    for reply in answer.reply["chunks"]:
-        found.append(Chunk.load(reply, answer.data[begin : begin + reply["size"]]))
-        begin += reply["size"]
+def chunks(answer: HostAnswer) -> list[list[Chunk]]:
+    """Return the pieces of each node's log files from the answer to the verb `logs`."""
+    found, begin = list[list[Chunk]](), 0
+    for node in answer.reply["nodes"].values():
+        found.append([])
+        for reply in node["chunks"]:
+            found[-1].append(Chunk.load(reply, answer.data[begin : begin + reply["size"]]))
+            begin += reply["size"]
     return found
+
+
+def have_ended(answers: Iterable[HostAnswer]) -> bool:
+    """Return whether the agents of all nodes in the answers to the verb `logs` have ended."""
+    return all(node["ended"] for answer in answers for node in answer.reply["nodes"].values())
 
 
 def ahead_s(fleet: Fleet, host: Host) -> float:

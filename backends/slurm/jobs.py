@@ -19,7 +19,7 @@ from cloudtrain.launcher.errors import UnreachableError, UsageError
 from cloudtrain.launcher.job import ACTIVE, CLOCKS, State
 
 from ..channel import copies, master
-from ..channel.calls import Fleet, HostAnswer
+from ..channel.calls import Fleet
 from ..channel.host_channel import status_of
 from ..channel.hosts import Host
 from . import status
@@ -115,35 +115,30 @@ def logs(
     login, handle = _at(fleet, ref)
     wanted = copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink)
     asked = {
-        "folder": handle.folder,
-        "offsets": {str(node): agent_pages.offsets(cursor, node) for node in wanted},
+        "offsets": {f"{handle.folder}/node-{node}": agent_pages.offsets(cursor, node) for node in wanted},
         "ranks": None if ranks is None else sorted(ranks),
         "page_bytes": node_logs.PAGE_BYTES // max(1, len(wanted)),
         "pattern": pattern,
+        "is_shared": True,
     }
-    answer = login.poll("slurm.read", asked)
-    found, begin = {}, 0
-    for node, reply in zip(wanted, answer.reply["nodes"].values(), strict=False):
-        size = sum(chunk["size"] for chunk in reply["chunks"])
-        found[node] = copies.chunks(HostAnswer(reply, answer.data[begin : begin + size]))
-        begin += size
+    answer = login.poll("files.logs", asked)
+    found = dict(zip(wanted, copies.chunks(answer), strict=False))
     page = agent_pages.page(cursor, found, dict.fromkeys(found, copies.ahead_s(fleet, login.host)))
-    have_ended = all(reply["ended"] for reply in answer.reply["nodes"].values())
-    return replace(page, is_complete=have_ended)
+    return replace(page, is_complete=copies.have_ended([answer]))
 
 
 def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, since_s: float | None) -> Cursor:
     """Return a cursor before each file's last lines, or before the lines written since the time."""
     login, handle = _at(fleet, ref)
+    wanted = copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink)
     asked = {
-        "folder": handle.folder,
-        "nodes": copies.nodes_of(ranks, handle.nodes, handle.nproc_per_node, can_shrink=handle.can_shrink),
+        "roots": [f"{handle.folder}/node-{node}" for node in wanted],
         "ranks": None if ranks is None else sorted(ranks),
         "lines": lines,
         "since_s": None if since_s is None else since_s + copies.ahead_s(fleet, login.host),
     }
-    offsets: Mapping[str, Mapping[str, int]] = login.call("slurm.near_end", asked)["offsets"]
-    return {f"{node}/{name}": offset for node, each in offsets.items() for name, offset in each.items()}
+    found = zip(wanted, login.call("files.log_ends", asked)["offsets"].values(), strict=False)
+    return {f"{node}/{name}": offset for node, offsets in found for name, offset in offsets.items()}
 
 
 def stop(fleet: Fleet, ref: JobRef, *, now: bool) -> None:

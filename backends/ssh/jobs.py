@@ -62,18 +62,17 @@ def logs(
     wanted, calls = copies.nodes_of(ranks, count, size, can_shrink=handle.can_shrink), {}
     for node in wanted:
         asked = {
-            "root": handle.nodes[node].root,
-            "offsets": agent_pages.offsets(cursor, node),
+            "offsets": {handle.nodes[node].root: agent_pages.offsets(cursor, node)},
             "page_bytes": node_logs.PAGE_BYTES // len(wanted),
             "ranks": None if ranks is None else sorted(ranks),
             "pattern": pattern,
         }
-        calls[handle.nodes[node].host] = Call("verbs.read", asked)
+        calls[handle.nodes[node].host] = Call("files.logs", asked)
     answers = fleet.ask(calls) if now else fleet.hedged(calls, lambda each: any(a.error is None for a in each.values()))
     found, ahead_s = {}, {}
     for node, answer in zip(wanted, answers.values(), strict=True):
         if answer.error is None:
-            found[node] = copies.chunks(answer)
+            found[node] = [chunk for chunks in copies.chunks(answer) for chunk in chunks]
             ahead_s[node] = copies.ahead_s(fleet, handle.nodes[node].host)
     if not found and answers:
         raise next(answer.error for answer in answers.values() if answer.error is not None)
@@ -81,7 +80,7 @@ def logs(
     missing = [handle.nodes[node].host.name for node in wanted if node not in found]
     if missing and now and not page.lines:
         say(f"the lines of {', '.join(missing)} are missing: not to be reached for now")
-    have_ended = not missing and all(answer.reply["ended"] for answer in answers.values())
+    have_ended = not missing and copies.have_ended(answers.values())
     # All lines of the reached hosts were read; a follower waits for the remaining hosts for `late_s`.
     is_whole = not missing and not any(chunk.has_more for chunks in found.values() for chunk in chunks)
     return replace(page, is_complete=have_ended, is_whole=is_whole)
@@ -98,11 +97,12 @@ def logs_from(fleet: Fleet, ref: JobRef, ranks: Chosen, *, lines: int | None, si
     for node in wanted:
         host, ahead_s = handle.nodes[node].host, copies.ahead_s(fleet, handle.nodes[node].host)
         asked = {"lines": lines, "since_s": None if since_s is None else since_s + ahead_s}
-        named = {"root": handle.nodes[node].root, "ranks": None if ranks is None else sorted(ranks)}
-        calls[host] = Call("verbs.near_end", {**named, **asked})
+        named = {"roots": [handle.nodes[node].root], "ranks": None if ranks is None else sorted(ranks)}
+        calls[host] = Call("files.log_ends", {**named, **asked})
     cursor = {}
     for node, answer in zip(wanted, fleet.ask(calls).values(), strict=True):
-        cursor.update({f"{node}/{name}": offset for name, offset in answer.required().reply["offsets"].items()})
+        for offsets in answer.required().reply["offsets"].values():
+            cursor.update({f"{node}/{name}": offset for name, offset in offsets.items()})
     return cursor
 
 

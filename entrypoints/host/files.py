@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .. import foreign, processes
-from ..agent import node_folder
+from ..agent import node_folder, node_logs
 from ..contract import EXIT, STATE
 from ..errors import HELD, Refused
 from .calls import Here
 
+ANSWER_BYTES = 32 << 20  # of log lines, before the last node of an answer
 MARGIN_BYTES = 8 << 20  # free after an archive, for logs and for the exit report of the job
 DAY_S = 86_400.0
 UNUSED_S = 30 * DAY_S
@@ -220,6 +221,39 @@ def get(*, path: str, offset: int, bytes: int) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         file.seek(offset)
         return {"payload": file.read(bytes)}
+
+
+def logs(
+    *,
+    offsets: dict[str, dict[str, int]],
+    ranks: list[int] | None,
+    page_bytes: int,
+    pattern: str,
+    is_shared: bool = False,
+) -> dict[str, Any]:
+    """Return the bytes after the offsets in the log files of several nodes: `nodes`, each with its `chunks`.
+
+    `offsets` are by node's folder and file. The bytes of all chunks follow one another. Nodes beyond ANSWER_BYTES wait
+    for the next call, as if they had written nothing yet. `ended`: the agent was gone before the read, so no more bytes
+    will come. `is_shared`: the agents run on other machines, so their exit report alone shows their end.
+    """
+    found, data = dict[str, Any](), list[bytes]()
+    for root, each in offsets.items():
+        if sum(map(len, data)) > ANSWER_BYTES:
+            found[root] = {"chunks": [], "ended": False}
+            continue
+        node = Path(root)
+        has_ended = (node / EXIT).exists() if is_shared else node_folder.agent_pid(node) is None
+        seen = has_ended if is_shared else None
+        chunks = node_logs.read(node, each, ranks, page_bytes, has_ended=seen, pattern=pattern)
+        found[root] = {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended}
+        data += [chunk.data for chunk in chunks]
+    return {"nodes": found, "payload": b"".join(data)}
+
+
+def log_ends(*, roots: list[str], ranks: list[int] | None, lines: int | None, since_s: float | None) -> dict[str, Any]:
+    """Return `offsets`, by node's folder, near the ends of the nodes' log files (node_logs.near_end)."""
+    return {"offsets": {root: node_logs.near_end(Path(root), ranks, lines=lines, since_s=since_s) for root in roots}}
 
 
 def _kept(here: Here, sha256: str) -> Path:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, processes
-from ..agent import node_folder, node_logs
+from ..agent import node_folder
 from ..contract import BEAT, EXIT, RECORD, STATE, STATE_EVERY_S, STOP, ExitReport, NodeStatus, has_checkpoint
 from ..errors import Refused
 from .calls import Here
 
 OBEY_S = 5.0
 ENDING_S = 1.0  # between two questions about a job that Slurm is ending
-ANSWER_BYTES = 32 << 20  # of log lines, before the last node of an answer
 RUN_S = 50.0  # sbatch gives up after two of Slurm's time-outs, 20 s by default
 NOTE = "slurm.json"  # in an attempt's folder: Slurm's last answer about the job
 LOCK = "slurm.lock"
@@ -139,37 +138,6 @@ def ask(*, folder: str, number: int, every_s: float) -> dict[str, Any]:
             known = {**_asked(folder, number), "time_s": time.time()}
             atomic_json.write_json(note, known)
     return known
-
-
-def read(
-    *, folder: str, offsets: dict[str, dict[str, int]], ranks: list[int] | None, page_bytes: int, pattern: str
-) -> dict[str, Any]:
-    """Return the bytes after the offsets in the log files of several nodes: `nodes`, each as of `verbs.read`.
-
-    `offsets` are by node and file. The bytes of all chunks follow one another. Nodes beyond ANSWER_BYTES wait for the
-    next call, as if they had written nothing yet.
-    """
-    found: dict[str, Any] = {}
-    data: list[bytes] = []
-    for node, each in offsets.items():
-        if sum(map(len, data)) > ANSWER_BYTES:
-            found[node] = {"chunks": [], "ended": False}
-            continue
-        root = Path(folder, f"node-{node}")
-        has_ended = (root / EXIT).exists()
-        chunks = node_logs.read(root, each, ranks, page_bytes, has_ended=has_ended, pattern=pattern)
-        found[node] = {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended}
-        data += [chunk.data for chunk in chunks]
-    return {"nodes": found, "payload": b"".join(data)}
-
-
-def near_end(
-    *, folder: str, nodes: list[int], ranks: list[int] | None, lines: int | None, since_s: float | None
-) -> dict[str, Any]:
-    """Return `offsets`, by node, near the ends of the nodes' log files (node_logs.near_end)."""
-    roots = {node: Path(folder, f"node-{node}") for node in nodes}
-    found = {str(node): node_logs.near_end(root, ranks, lines=lines, since_s=since_s) for node, root in roots.items()}
-    return {"offsets": found}
 
 
 def stop(*, folder: str, nodes: int, number: int, reason: str) -> dict[str, Any]:

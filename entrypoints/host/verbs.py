@@ -1,4 +1,4 @@
-"""Verbs for a host's node of a job: start the node, return its state and its log lines, stop the node.
+"""Verbs for a host's node of a job: start the node, return its state, stop the node.
 
 Each verb takes JSON values and returns JSON. Folders are absolute paths of this host.
 """
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import atomic_json, foreign, processes
-from ..agent import node_folder, node_logs
+from ..agent import node_folder
 from ..agent.boot_environment import node_variables
 from ..contract import EXIT, NEVER_SENT, RECORD, START_LOCK, STATE, AgentSpec, EnvironmentSpec, PreparedEnvironment
 from ..environments import dockerrun, interpreter
@@ -192,24 +192,6 @@ def _starter(here: Here) -> subprocess.Popen[str]:
 def look(*, root: str, checkpoints: str) -> dict[str, Any]:
     """Return the node's status (contract.NodeStatus), with this host's time."""
     return replace(node_folder.look(Path(root), Path(checkpoints)), now_s=time.time()).dump()
-
-
-def read(
-    *, root: str, offsets: dict[str, int], ranks: list[int] | None, page_bytes: int, pattern: str
-) -> dict[str, Any]:
-    """Return the bytes after `offsets` in the node's log files: `chunks`, whose bytes follow one another.
-
-    `ended`: the agent was gone before the read, so no more bytes will come.
-    """
-    has_ended = node_folder.agent_pid(Path(root)) is None
-    chunks = node_logs.read(Path(root), offsets, ranks, page_bytes, pattern=pattern)
-    data = b"".join(chunk.data for chunk in chunks)
-    return {"chunks": [chunk.dump() for chunk in chunks], "ended": has_ended, "payload": data}
-
-
-def near_end(*, root: str, ranks: list[int] | None, lines: int | None, since_s: float | None) -> dict[str, Any]:
-    """Return `offsets` near the ends of the node's log files (nodelogs.near_end)."""
-    return {"offsets": node_logs.near_end(Path(root), ranks, lines=lines, since_s=since_s)}
 
 
 def stop(*, root: str, reason: str, by_force: bool) -> dict[str, Any]:

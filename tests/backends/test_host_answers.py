@@ -203,21 +203,24 @@ def look_at_facts(fleet: Fleet) -> None:
 
 ASKED: dict[str, tuple[Callable[[Fleet, Path], object], Any]] = {
     "verbs.look": (lambda fleet, _: jobs.state(fleet, REF), STATUS),
-    "verbs.read": (lambda fleet, _: jobs.logs(fleet, REF, None, now=True), READ),
-    "verbs.near_end": (lambda fleet, _: jobs.logs_from(fleet, REF, None, lines=5, since_s=None), {"offsets": {"a": 5}}),
+    "files.logs": (lambda fleet, _: jobs.logs(fleet, REF, None, now=True), {"nodes": {"/r": READ}}),
+    "files.log_ends": (
+        lambda fleet, _: jobs.logs_from(fleet, REF, None, lines=5, since_s=None),
+        {"offsets": {"/r": {"a": 5}}},
+    ),
     "files.tree": (lambda fleet, path: copies.brought(fleet, [(HOSTS[0], "/o")], path), {"files": [["a/b", 6]]}),
     "models.back": (lambda fleet, _: models.restore(fleet, None, ["h0"], "/p"), {"version": "v"}),
     "survey.facts": (lambda fleet, _: look_at_facts(fleet), FACTS),
     "slurm.look": (lambda fleet, _: slurm_jobs.state(fleet, CLUSTER), {"nodes": [STATUS, ENDED]}),
-    "slurm.read": (lambda fleet, _: slurm_jobs.logs(fleet, CLUSTER, None), {"nodes": {"0": READ, "1": READ}}),
+    "files.logs slurm": (lambda fleet, _: slurm_jobs.logs(fleet, CLUSTER, None), {"nodes": {"0": READ, "1": READ}}),
     "slurm.run": (lambda fleet, _: Login(fleet, HOSTS[0]).run(["x"]), {"code": 0, "stdout": "", "stderr": ""}),
 }
 
 
-@pytest.mark.parametrize("verb", ASKED)
-def test_lie_of_a_host_is_told_with_its_name(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("case", ASKED)
+def test_lie_of_a_host_is_told_with_its_name(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A changed value at any place of an answer is taken, or an error names the host; never an internal error."""
-    ask, sound = ASKED[verb]
+    (ask, sound), verb = ASKED[case], case.partition(" ")[0]
     answers, left = {verb: sound, "slurm.ask": SLURM}, [0]
 
     async def exchange(channel: HostChannel, message: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:

@@ -12,7 +12,7 @@ from cloudtrain.backends.channel.calls import HostAnswer
 from cloudtrain.entrypoints import events
 from cloudtrain.entrypoints.agent import node_logs
 from cloudtrain.entrypoints.agent.node_logs import Chunk, TimeIndex
-from cloudtrain.entrypoints.host import slurm, verbs
+from cloudtrain.entrypoints.host import files
 from cloudtrain.launcher.backend import agent_pages
 
 PAGE = 4000
@@ -171,13 +171,11 @@ def test_steps_of_a_long_log_stay_few(node: Path, monkeypatch: pytest.MonkeyPatc
 def test_hosts_send_the_events_with_their_counts(node: Path) -> None:
     """A poll over ssh, or through Slurm's login node, gets the page that a poll of this machine gets."""
     write(node, 3000)
-    (node.parent / "node-0").symlink_to(node)
     asked = {"ranks": [0], "page_bytes": PAGE, "pattern": events.MARK}
     wanted = agent_pages.page(None, {0: found(node)[:1]})
-    over_ssh = verbs.read(root=str(node), offsets={}, **asked)
-    through_slurm = slurm.read(folder=str(node.parent), offsets={"0": {}}, **asked)
-    for reply, told in ((over_ssh, over_ssh), (through_slurm, through_slurm["nodes"]["0"])):
-        answer = HostAnswer(json.loads(json.dumps({"chunks": told["chunks"]})), reply["payload"])
-        page = agent_pages.page(None, {0: copies.chunks(answer)})
+    for is_shared in (False, True):
+        reply = files.logs(offsets={str(node): {}}, is_shared=is_shared, **asked)
+        answer = HostAnswer(json.loads(json.dumps({"nodes": reply["nodes"]})), reply["payload"])
+        page = agent_pages.page(None, dict(enumerate(copies.chunks(answer))))
         assert (page.lines, page.cursor, page.counts) == (wanted.lines, wanted.cursor, wanted.counts)
     assert sum(wanted.counts) > 50
