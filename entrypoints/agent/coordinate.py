@@ -210,7 +210,7 @@ class Coordinator:
     def _going_on(self, nodes: Collection[int]) -> str:
         spares = [node for node in nodes if node >= self.spec.job.nodes]
         words = f"going on with {len(nodes)} of {self.spec.job.nodes} nodes"
-        return f"{words}, with spare {_numbers(spares)}" if spares else words
+        return f"{words}, with spare {numbers(spares)}" if spares else words
 
     def _size(self, left: int) -> int:
         """Return how many of the remaining nodes a restart uses, 0 if no restart is possible."""
@@ -360,7 +360,7 @@ class Coordinator:
         """Return the generation's note, with the spares that wait and may join."""
         last = self.spec.job.nodes + self.spec.spares if self.swaps < self.spec.swaps else 0
         waiting = set(range(self.spec.job.nodes, last)) - self.joined - away
-        return "; ".join(filter(None, [self.words, f"spare {_numbers(waiting)} waits" if waiting else ""])) or None
+        return "; ".join(filter(None, [self.words, f"spare {numbers(waiting)} waits" if waiting else ""])) or None
 
     def _loss(self, missing: set[int], left: int, *, can_go_on: bool) -> dict[str, Any]:
         """Return the failure of a lost node, and why the job cannot continue on fewer nodes."""
@@ -409,8 +409,9 @@ def _is_unmet(failures: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _named(nodes: Collection[int], one: str = "was", several: str = "were") -> str:
-    return f"node {_numbers(nodes)} {one}" if len(nodes) == 1 else f"nodes {_numbers(nodes)} {several}"
+    return f"node {numbers(nodes)} {one}" if len(nodes) == 1 else f"nodes {numbers(nodes)} {several}"
 
 
-def _numbers(nodes: Collection[int]) -> str:
+def numbers(nodes: Collection[int]) -> str:
+    """Return the nodes' numbers in order, as text."""
     return ", ".join(str(node) for node in sorted(nodes))

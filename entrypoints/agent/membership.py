@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from ..contract import AgentSpec
 from . import transport
-from .coordinate import Coordinator, Desired, Report
+from .coordinate import Coordinator, Desired, Report, numbers
 
 WAITING_S, WAITING_AGAIN_S = 20.0, 60.0  # until a message names missing nodes, and names them again
 MOST_SUCCESSORS = 3  # successors that a node tries in turn, before the node gives up
@@ -178,10 +178,10 @@ class Membership:
             newest = max(each.generation for each in reports.values())
             coordinator.desired = replace(coordinator.desired, generation=max(newest, coordinator.desired.generation))
             if 2 * len(nodes - lost) <= len(nodes):
-                heads = self._named(self._lost_heads)
+                heads = numbers(self._lost_heads)
                 raise Fenced(f"lost contact with node {heads}, and with most of the remaining nodes")
         elif self._may_succeed and 2 * len(nodes - lost) < len(nodes):
-            raise Fenced(f"lost contact with most of the nodes: {self._named(nodes & lost)}")
+            raise Fenced(f"lost contact with most of the nodes: {numbers(nodes & lost)}")
         desired = coordinator.decide(reports, lost, now_s, self._fresh_port)
         desired = replace(desired, places=self._known(reports))
         if desired.generation > self._last.generation:
@@ -189,7 +189,7 @@ class Membership:
         head.send(desired)
         if desired.want == "wait" and now_s >= self._report_missing_s:
             self._report_missing_s = now_s + WAITING_AGAIN_S
-            missing = self._named(set(range(self._spec.job.nodes)) - reports.keys())
+            missing = numbers(set(range(self._spec.job.nodes)) - reports.keys())
             print(f"waiting for node {missing} to start, for {now_s:.0f} s so far", flush=True)
         return desired
 
@@ -235,7 +235,7 @@ class Membership:
 
     def _take_over(self, last: Desired) -> None:
         assert self._listener is not None
-        print(f"node {self._named(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
+        print(f"node {numbers(self._lost_heads)} is lost: node {self.node} is the leader now", flush=True)
         self._member, self._took_over_s = None, self.now_s()
         self._head = transport.LeaderEnd(self._listener, self._spec.token, self._spec.silence_s)
         coordinator = self._coordinator
@@ -254,6 +254,3 @@ class Membership:
         known = {place[0]: place for place in self._last.places}
         known |= {node: (node, each.address, *each.ports) for node, each in reports.items() if each.address}
         return tuple(known[node] for node in sorted(known))
-
-    def _named(self, nodes: set[int]) -> str:
-        return ", ".join(str(node) for node in sorted(nodes))

@@ -42,14 +42,6 @@ class Earlier:
     preempted_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Won:
-    """The end of the wait: the node's message with its GPUs, and the locks; None on nodes that hold no locks."""
-
-    spec: AgentSpec
-    taken: gpulocks.HeldLocks | None
-
-
 @dataclass
 class QueueWait:
     """An agent that waits. `locks` is the start request's: folder, about, and `queue`, with this host's name and locks.
@@ -63,7 +55,7 @@ class QueueWait:
     earlier: Earlier = Earlier()
     report: Report = field(init=False)
     placed: PlacedTicket | None = None
-    taken: gpulocks.HeldLocks | None = None
+    taken: gpulocks.HeldLocks | None = None  # stays None on nodes that hold no locks
     stop: str | None = None
     seen: HostLine | None = None  # the line on which node 0 decides
     _looked: tuple[float, tuple[int, ...]] = (0.0, ())
@@ -78,8 +70,8 @@ class QueueWait:
         self.began_s, self.round, self.asked_s = time.monotonic(), 0, 0.0
         self.looks = 0  # the number of the line that the report has
 
-    def run(self, announce: int | None = None) -> Won | None:
-        """Return at the job's turn, or None if the wait has ended: then exit.json says why.
+    def run(self, announce: int | None = None) -> AgentSpec | None:
+        """Return the message with the job's GPUs at the job's turn, or None if the wait has ended: exit.json says why.
 
         Writes the pid to the pipe `announce` once the agent waits. Raises gpulocks.Unusable.
         """
@@ -95,7 +87,7 @@ class QueueWait:
             if self.placed is not None:
                 self.placed.close()
         if desired.want == "go":
-            return self._won(desired)
+            return self._with_gpus(desired)
         assert desired.verdict is not None
         self._end(desired.verdict)
         return None
@@ -267,7 +259,7 @@ class QueueWait:
         names = self.taken.files if self.taken is not None else {}
         return [unit for unit in self.queue["units"] if unit in names]
 
-    def _won(self, desired: Desired) -> Won:
+    def _with_gpus(self, desired: Desired) -> AgentSpec:
         """Return the message with the job's GPUs: on one machine, each node has its share of node 0's GPUs."""
         units = self._units()
         if len(self._holders) < self.spec.job.nodes:
@@ -275,11 +267,11 @@ class QueueWait:
             share = len(units) // self.spec.job.nodes
             units = units[self.spec.node * share : (self.spec.node + 1) * share]
         if not units or units[0] == gpulocks.MACHINE:
-            return Won(self.spec, self.taken)
+            return self.spec
         values = self.queue.get("values") or {}
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(values.get(unit, unit) for unit in units)}
         gpus = tuple(units) if self.spec.gpus else ()
-        return Won(replace(self.spec, environment={**self.spec.environment, **visible}, gpus=gpus), self.taken)
+        return replace(self.spec, environment={**self.spec.environment, **visible}, gpus=gpus)
 
     def _write_state(self, detail: str, shown: dict[str, Any] | None) -> None:
         if self._written[1] == (detail, shown) and time.monotonic() - self._written[0] < STATE_EVERY_S:

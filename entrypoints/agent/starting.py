@@ -187,14 +187,14 @@ def _run_in_turn(
     pipe: int | None = announce
     earlier = Earlier()
     while True:
-        won = QueueWait(spec, server, locks, earlier).run(pipe)
-        if won is None:
+        wait = QueueWait(spec, server, locks, earlier)
+        if (own := wait.run(pipe)) is None:
             return
-        agent = Agent(won.spec, server.dup() if server else None, umask, won.taken)
+        agent = Agent(own, server.dup() if server else None, umask, wait.taken)
         agent.count_earlier(earlier.started_s, earlier.used_s)
         agent.run()
-        if won.taken is not None:
-            won.taken.release()
+        if wait.taken is not None:
+            wait.taken.release()
         if agent.ended is None or agent.ended.reason != REQUEUE:
             return
         pipe, earlier = None, Earlier(agent.started_s, agent.membership.now_s(), time.time())

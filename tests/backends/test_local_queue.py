@@ -78,8 +78,8 @@ def test_each_node_gets_its_share_of_the_free_gpus(tmp_path: Path, monkeypatch: 
         spec = AgentSpec(job=job, node=node, address="", root="", bundle="", sha256="", python="", workdir="", **times)
         waiting = QueueWait(spec, None, locks)
         waiting.taken = taken if node == 0 else None
-        won = waiting._won(Desired("go", queue={"units": ["gpu-1", "gpu-3"]}))
-        assert won.spec.environment["CUDA_VISIBLE_DEVICES"] == gpu
+        won = waiting._with_gpus(Desired("go", queue={"units": ["gpu-1", "gpu-3"]}))
+        assert won.environment["CUDA_VISIBLE_DEVICES"] == gpu
     other.release()
     taken.release()
 
