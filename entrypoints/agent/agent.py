@@ -206,7 +206,7 @@ class Agent:
             self.desired = replace(self.desired, note=desired.note)
             self._write_state()
         if self.report.phase == "running" and (desired.want == "kill" or not is_member):
-            self._kill_ranks()
+            self._kill_ranks(hung=desired.hung)
         elif desired.want == "run" and desired.generation > self.report.generation and is_member:
             self.ranks.begin(desired.generation)
             self.desired = desired
@@ -219,11 +219,11 @@ class Agent:
             if self.report.phase == "running":
                 self.ranks.stop()
 
-    def _kill_ranks(self) -> list[int]:
-        """Kill all descendants; return the pids that could not be killed."""
+    def _kill_ranks(self, *, hung: bool = False) -> list[int]:
+        """Kill all descendants; return the pids that could not be killed. `hung`: a rank of any node made no step."""
         is_running = self.report.phase == "running"
         self._not_launched(EXIT_FAILED)
-        return self.ranks.kill(shows=is_running)
+        return self.ranks.kill(shows=is_running, hung=hung)
 
     def _not_launched(self, code: int) -> None:
         """Cancel the start of boot, if boot has not started yet."""

@@ -69,7 +69,7 @@ class Desired(Record):
     `resume`: the checkpoint that a script resumes from, the same on all nodes, as its path in the checkpoint folder.
     While the job waits in a queue, `want` is wait take go end, and `queue` has the status (queue_wait.py). `gone`: the
     nodes that the job gave up. `called`: the spares that take their locks now. `restarts`: those that count for
-    `max_restarts`, which each attempt has anew.
+    `max_restarts`, which each attempt has anew. `hung`: a hang ended the ranks, whose cause may be on any node.
     """
 
     want: str = "wait"
@@ -85,6 +85,7 @@ class Desired(Record):
     gone: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
     restarts: int = 0
+    hung: bool = False
 
 
 WAIT = Desired()
@@ -264,7 +265,8 @@ class Coordinator:
         certain = any(not f.get("peer_lost") and f["kind"] != "hang" for r in broken for f in r.failures)
         patience_s = COLLECT_S if broken else self.spec.grace_s  # saved nodes wait for nodes that are saving
         if lost or certain or (all_over and broken) or now_s - self.first_failure_s > patience_s:
-            return replace(self.desired, want="kill")
+            hung = any(f["kind"] == "hang" for r in broken for f in r.failures)
+            return replace(self.desired, want="kill", hung=hung)
         return self.desired
 
     def _after_kill(

@@ -98,11 +98,14 @@ class Ranks:
         if self.boot is not None and self.boot.returncode is None:
             processes.kill(self.boot.pid, signum)
 
-    def kill(self, *, shows: bool) -> list[int]:
-        """Kill all descendants; return the pids that could not be killed. `shows`: print the stacks of a stuck rank."""
+    def kill(self, *, shows: bool, hung: bool = False) -> list[int]:
+        """Kill all descendants; return the pids that could not be killed.
+
+        `shows`: print the stacks, if a rank has been silent for long; `hung`: in any case.
+        """
         if shows and not self.is_killed:
             # The cause is another node's timeout, or a rank that does not stop: the stuck rank may be on this node.
-            heartbeat.print_stacks(self.result, heartbeat.STALE_S)
+            heartbeat.print_stacks(self.result, 0.0 if hung else heartbeat.STALE_S)
         self.is_killed = True
         return self.kill_tree()
 

@@ -180,13 +180,14 @@ class Supervisor:
 def print_stacks(folder: Path, silent_s: float = 0.0) -> None:
     """Have this node's ranks print their Python stacks into their logs, if a rank has been silent for `silent_s`.
 
-    The ranks' data loader workers print too. A process that would die of the signal gets no signal.
+    0: in any case, also without a beat. The ranks' data loader workers print too. A process that would die of the
+    signal gets no signal.
     """
     beats = []
     for path in folder.glob("beat-*"):
         with contextlib.suppress(OSError):
             beats.append(path.stat().st_mtime)
-    if not beats or time.time() - min(beats) < silent_s:
+    if silent_s and (not beats or time.time() - min(beats) < silent_s):
         return
     end_s = time.monotonic() + MOST_S
     found = processes.with_environment(CLOUDTRAIN_RESULT_DIR=str(folder))
