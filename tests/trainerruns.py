@@ -213,7 +213,10 @@ def torchrun(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **env}
     environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # not a process for each core
     if not cold:
-        return warmpython.run(args, folder, environment, timeout_s)
+        found = warmpython.run(args, folder, environment, timeout_s)
+        if "EADDRINUSE" in found.stderr:  # another process took the port that torchrun had found free; nothing has run
+            found = warmpython.run(args, folder, environment, timeout_s)
+        return found
     return subprocess.run(
         [sys.executable, *args],
         cwd=folder,
