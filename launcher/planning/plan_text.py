@@ -7,6 +7,7 @@ from datetime import date
 
 from cloudtrain.entrypoints.format import counted, dollars, span, up
 
+from ..metering import rate
 from ..plan import Plan
 from ..text.units import format_money
 
@@ -18,10 +19,10 @@ def lines(plan: Plan, backend: str = "this backend", before: Plan | None = None)
     return [line for line in plan_lines if line not in known]
 
 
-def age(as_of: str | None, today: date | None = None) -> str:
+def age(as_of: str | None) -> str:
     """Return the age of a price, `94 days old`; empty if the date is unknown."""
     try:
-        days = ((today or date.today()) - date.fromisoformat(as_of or "")).days
+        days = (rate.today() - date.fromisoformat(as_of or "")).days
     except ValueError:
         return ""
     return f"{days} days old" if days != 1 else "1 day old"

@@ -12,6 +12,7 @@ from cloudtrain.launcher import config as configs
 from cloudtrain.launcher.backend import Capacity, Terms
 from cloudtrain.launcher.config import JobConfig
 from cloudtrain.launcher.errors import BudgetError, ConfigError
+from cloudtrain.launcher.metering import rate
 from cloudtrain.launcher.metering.rate import Rate
 from cloudtrain.launcher.plan import Batch, Plan
 from cloudtrain.launcher.planning import plan_text
@@ -258,10 +259,10 @@ def test_too_small_budget_is_refused_with_a_sufficient_sum(planned: MakePlan) ->
         of(enough - 1)
 
 
-def test_age_of_a_price(planned: MakePlan) -> None:
+def test_age_of_a_price(planned: MakePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """In days, empty for an unknown date; a vendor's undated table counts from the beginning of the year."""
-    assert plan_text.age("2026-08-20", date(2026, 11, 22)) == "94 days old"
-    assert plan_text.age("2026-11-21", date(2026, 11, 22)) == "1 day old"
+    monkeypatch.setattr(rate, "today", lambda: date(2026, 11, 22))
+    assert (plan_text.age("2026-08-20"), plan_text.age("2026-11-21")) == ("94 days old", "1 day old")
     assert (plan_text.age(None), plan_text.age("2025 or so")) == ("", "")
     source = Rate(2.0, "<=2025 (undated)", "a table").words
     text = plan_text.lines(planned(BATCH_64, capacity=Capacity(8, 2.0, source, Terms(), 1.2, "2025-01-01")))
