@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from ..config.schema import JobConfig
 
 DEFAULT_FILE = "cloudtrain.yaml"
+_SCRIPTS = (".sh", ".sbatch", ".slurm")  # of a shell or of Slurm
 LAUNCHER = re.compile(
-    r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|sbatch|salloc|qsub|mpirun|mpiexec|bash|sh|[^/]+\.(sh|sbatch|slurm))"
+    r"(.*/)?(python[\d.]*|torchrun|accelerate|deepspeed|srun|sbatch|salloc|qsub|mpirun|mpiexec|bash|sh|"
+    rf"[^/]+({'|'.join(map(re.escape, _SCRIPTS))}))"
 )
 _ARGS = "cloudtrain.args"  # key in the meta of click's context: the words after `--`
 _OF_PROGRAMS = ("task", "script", "module", "args", "resume_args", "training", "params", "evaluate", "sweep")
@@ -318,7 +320,7 @@ def _named(
     file: Path, given: Path | None, words: Sequence[str] | None, settings: Sequence[str]
 ) -> tuple[Path, Program | None]:
     """Return the config file, and the program of SCRIPT or of the words behind `--`. Raises UsageError."""
-    script = [str(given)] if given is not None and given.suffix in (".py", ".sh", ".sbatch", ".slurm", ".ipynb") else []
+    script = [str(given)] if given is not None and given.suffix in (".py", ".ipynb", *_SCRIPTS) else []
     first = words[0] if words else "-"
     is_line = LAUNCHER.fullmatch(first) or not (given or first.startswith("-") or file.exists())
     if given is not None and not script:
@@ -364,9 +366,12 @@ def _with_program(overrides: Overrides, program: Program, *, save: bool) -> Over
     packages = ["requirements=requirements.txt"] if Path("requirements.txt").is_file() else []
     overrides = replace(overrides, settings=(f"name={name_of(Path())}", *settings, *packages, *overrides.settings))
     text = overrides.as_yaml()
-    if file.exists() and file.read_text(encoding="utf-8") != text:
+    if not file.exists():
+        say(f"no {DEFAULT_FILE} here: the job has this config{'' if save else ', and --save writes it'}")
+    elif file.read_text(encoding="utf-8") == text:
+        say(f"{file} has this config already")
+    else:
         raise UsageError(f"{file} exists, and is not replaced", hint="leave --save out, or rename the file")
-    say(f"no {DEFAULT_FILE} here: the job has this config{'' if save else ', and --save writes it'}")
     say_each(f"  {line}" for line in text.splitlines())
     if not save:
         return overrides

@@ -90,12 +90,11 @@ def read(words: Sequence[str]) -> Program:
     if launcher == "accelerate" and rest[:1] == ["launch"]:
         launcher, rest = "accelerate launch", rest[1:]
     if launcher not in _ELSE:
-        hint = "name the Python script that it starts: cloudtrain submit train.py; commands before it: `setup`"
+        hint = "name the Python script that it starts: cloudtrain submit train.py; commands before it: `setup`; "
+        hint += "options of #SBATCH: docs/slurm.md"
         starts = (at for at, word in enumerate(rest) if PurePath(word).name.startswith((*_ELSE, "accelerate")))
         if (at := next(starts, None)) is not None:
             hint = f"leave {launcher} out: cloudtrain submit -- {join(rest[at:])}"
-        elif launcher.endswith((".sbatch", ".slurm")) or launcher in ("sbatch", "srun", "salloc"):
-            hint += "; options of #SBATCH: docs/slurm.md"
         raise UsageError(f"cloudtrain starts Python programs, and `{launcher}` is none that it can read", hint=hint)
     given, known = vars(parser(launcher).parse_args(rest)), remedies(launcher)
     name, args, key = given.pop("training_script"), given.pop("training_script_args"), "script"
