@@ -117,13 +117,12 @@ class Steps:
         else:
             step = found["step"]
             parsed = None if step is None or not math.isfinite(step) else LineFigures(forms.FINE, int(step))
-        if parsed is not None and (not extra or (parsed.fields and not parsed.scores and parsed.weight == forms.FREE)):
-            return replace(parsed, fields=parsed.fields | extra)
-        if parsed is not None:  # also of a line whose step does not count
-            loss = {"loss": extra.pop("loss")} if "loss" in extra else {}
-            return replace(parsed, fields=parsed.fields | loss, scores=parsed.scores | extra)
-        extra.pop("loss", None)
-        return LineFigures(forms.FREE, scores=extra) if extra else None
+        loss = {"loss": extra.pop("loss")} if "loss" in extra else {}
+        if parsed is None:
+            return LineFigures(forms.FREE, scores=extra) if extra else None
+        if parsed.weight == forms.FREE and parsed.fields and not parsed.scores:  # of a step of the library's
+            return replace(parsed, fields=parsed.fields | loss | extra)
+        return replace(parsed, fields=parsed.fields | loss, scores=parsed.scores | extra)  # of any other step, too
 
     def _of_bars(self, parsed: LineFigures, now_s: float) -> LineFigures | None:
         """Return the bar's state, with the step counted over all epochs; None if the bar does not count.
