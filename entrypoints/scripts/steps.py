@@ -91,7 +91,7 @@ class Steps:
         if parsed is None or not name or not self._is_head:
             return "", ""
         note = ""
-        if parsed.weight == forms.EPOCH_FIGURES and parsed.fields and "loss" not in fields:
+        if name == "step" and parsed.weight == forms.EPOCH_FIGURES and parsed.fields and "loss" not in fields:
             # An epoch's figures without a loss, such as `epoch 0: {'accuracy': 0.7}`, are an evaluation's.
             figures = parsed.fields | parsed.scores
             step, words = fields["step"], " ".join(f"{name} {value:.4g}" for name, value in figures.items())

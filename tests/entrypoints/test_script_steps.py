@@ -137,7 +137,9 @@ def test_figures_of_an_epoch_beside_a_bar_are_an_evaluation(clock: Clock) -> Non
         "epoch 1/3 loss 0.7",
         "acc 0.9 epoch 1",
     ]
-    found = told(Steps(0, {"metrics": {"acc": r"acc (\S+)", "mine": r"train_loss (\S+)"}}), clock, *lines)
+    steps = Steps(0, {"metrics": {"acc": r"acc (\S+)", "mine": r"train_loss (\S+)"}})
+    found = told(steps, clock, *lines)
+    assert steps.take(lines[1])[1] == ""  # one evaluation, not two
     assert [each["e"] for each in found] == ["step", "eval", "eval"]
     assert [each["metrics"] for each in found[1:]] == [{"train_loss": 0.72, "mine": 0.72}, {"acc": 0.9}]
     alone = told(
